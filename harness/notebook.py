@@ -1,7 +1,8 @@
-"""`harness.bench`: a function of a notebook or a script beside the suite's implementations.
+"""`harness.bench`: measures a function of a notebook or a script beside the suite's implementations.
 
-Workers cannot import a notebook. So the function is written down as a plug-in: its source, the sources of
-what it uses of the same notebook, imports, and small values. The user's cache keeps it for later commands.
+Workers cannot import a notebook, so the function is written to a file, a plug-in. The file has the source of
+the function and of what it uses of the same notebook, imports, and small values. It stays in the user's
+cache, so that later commands can use it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ from harness.results.read import load
 if TYPE_CHECKING:
     import pandas
 
+FUTURE = "from __future__"  # the key of a definition that has to be the first of a file
+MOST_PICKLED = 16384  # bytes of a value that is written into a plug-in
+
 
 @dataclass(frozen=True, repr=False)
 class BenchTable:
-    """What was measured."""
+    """The run that `bench` measured."""
 
     folder: Path  # of the run
-    text: str  # what `run` prints
+    text: str  # what `run` printed, and the environment for its commands
 
     def __repr__(self) -> str:
         return self.text
@@ -62,7 +66,7 @@ class BenchTable:
 
 
 def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) -> BenchTable:
-    """Checks and times a kernel of one's own, and implementations of the suite beside it, as `run` does.
+    """Checks and times a user's kernel, and implementations of the suite beside it, as `run` does.
 
         harness.bench("mla_decode", mine, case="batch=16 ctx=4096 heads=16", beside="vllm.*", budget="30s")
 
@@ -70,59 +74,66 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
              timed; or what `kernels.op.implementation` made. It runs in a process of its own
     case:    sizes, as `--case` takes them
     beside:  patterns of names, as `--impl` takes them; the baseline is measured in any case
-    options: those of `run`, with `_` for `-`; the default of `boundary` is the op's first
+    options: those of `run`, with `_` for `-`; True for a flag, a list for an option that is given several
+             times. The default of `boundary` is the op's first
 
-    Raises UsageError or click.UsageError for what cannot be understood, and NothingRan where another run has
-    the device.
+    Raises UsageError or click.UsageError for arguments that are not understood, NothingRan where another run
+    has the device, and KeyboardInterrupt where the run was stopped.
     """
     boundary = options.setdefault("boundary", choose_op(op).boundaries[0])
     plugin, name = _plugin(kernel, op, boundary)
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     folder = options.pop("out", RESULTS / "local" / f"{created}-{op}-{name}")
     words = ["--op", op, "--impl", f"{name},{beside}".rstrip(","), "--case", case]
-    for option, value in options.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if one is None or one is False:  # the default
+    for option, option_value in options.items():
+        for value in option_value if isinstance(option_value, list | tuple) else [option_value]:
+            if value is None or value is False:  # the default
                 continue
-            words += [f"--{option.replace('_', '-')}", *([] if one is True else [str(one)])]
-    text, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
-    sys.argv = ["harness", "run", *words]  # for the record
-    end = len("01234567.py")  # without it the files of earlier calls are alike
-    others = [path for path in plugins.split(os.pathsep) if path and path[:-end] != str(plugin)[:-end]]
+            words.append(f"--{option.replace('_', '-')}")
+            if value is not True:
+                words.append(str(value))
+    output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
+    sys.argv = ["harness", "run", *words]  # the command that the run records
+    others = [path for path in plugins.split(os.pathsep) if path and _stem(path) != _stem(str(plugin))]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:
-        with contextlib.redirect_stdout(text):
+        with contextlib.redirect_stdout(output):
             run.main([*words, "--out", str(folder)], "run", standalone_mode=False)
-    except SystemExit as end:
-        if end.code == STOPPED:
+    except SystemExit as ended:
+        if ended.code == STOPPED:
             raise KeyboardInterrupt from None
     finally:
         sys.argv = argv
         kernels.name_plugins(plugins)
     path = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH "
-    found = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
-    return BenchTable(Path(folder), text.getvalue().lstrip() + found)
+    hint = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
+    return BenchTable(Path(folder), output.getvalue().lstrip() + hint)
+
+
+def _stem(plugin: str) -> str:
+    """The path of a plug-in without its hash, which is the same for all versions of one function."""
+    return plugin[: -len("01234567.py")]
 
 
 # The plug-in
 
 
 def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
-    """Writes the file, named by what it holds, and returns it with the name of the implementation. Raises
-    UsageError for what cannot be written down."""
+    """Writes the plug-in of a kernel. Returns the file, whose name has a hash of the content, and the name of
+    the implementation. Raises UsageError for what cannot be written to a file."""
     name = getattr(kernel, "__name__", "")
     if not (isinstance(kernel, type | FunctionType) and name.isidentifier()):
         raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out) that `def` made")
-    parts = {"from __future__": ""}  # it stands before all others
-    _define(name, kernel, parts)
+    definitions = {FUTURE: ""}  # name -> the text that defines it, in the order of the file
+    _define(name, kernel, definitions)
     path = [str(Path(folder).absolute()) for folder in sys.path]
     lines = [
         f"# Written by harness.bench for {op}, {boundary}.",
-        parts.pop("from __future__"),
+        definitions.pop(FUTURE),
         "import pickle as _bench_pickle_, sys as _bench_sys_",  # names that no notebook has
         "from kernels.op import declared as _bench_declared_",
         f"_bench_sys_.path += [folder for folder in {path} if folder not in _bench_sys_.path]",
-        *parts.values(),
+        *definitions.values(),
         f"{name} = _bench_declared_({name}, {op!r}, {boundary!r})",
         f"{name}.__module__, {name}.op = __name__, {op!r}\n",
     ]
@@ -136,69 +147,76 @@ def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
     return file, getattr(kernel, "name", f"yours.{name}")
 
 
-def _define(name: str, value: Any, parts: dict[str, str]) -> None:
-    """Adds the text that gives a name its value, after the texts of what that needs. Raises UsageError."""
-    if name in parts:
+def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
+    """Adds the text that gives a name its value, after the texts of the names that it needs. Raises
+    UsageError."""
+    if name in definitions:
         return
-    parts[name] = ""  # for what uses itself
-    made = _made(value)
-    module, own = getattr(made, "__module__", None) or "", getattr(made, "__name__", "")
+    definitions[name] = ""  # so that a function that uses itself is not defined again
+    made = _undecorated(value)
+    module, own_name = getattr(made, "__module__", None) or "", getattr(made, "__name__", "")
     if isinstance(value, ModuleType):
         text = f"import {value.__name__} as {name}"
-    elif own and module != "__main__" and getattr(sys.modules.get(module), own, None) is value:
-        text = f"from {module} import {own} as {name}"
-    elif own and (module == "__main__" or isinstance(made, FunctionType)):
-        text = _source(name, value, parts)
+    elif own_name and module != "__main__" and getattr(sys.modules.get(module), own_name, None) is value:
+        text = f"from {module} import {own_name} as {name}"
+    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):
+        text = _source(name, value, definitions)
     else:
         text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
-    parts[name] = parts.pop(name) + text  # last
+    del definitions[name]
+    definitions[name] = text  # now behind the names that it needs
 
 
-def _made(value: Any) -> Any:
-    """The function or class that was made before decorators took it; else the value."""
-    kept = getattr(value, "__dict__", {})
-    inner = kept.get("__wrapped__", None if isinstance(value, type) else kept.get("fn"))  # `fn`: of Triton
-    return value if inner is None else _made(inner)
+def _undecorated(value: Any) -> Any:
+    """The function or class inside decorators; a value without decorators itself."""
+    attributes = getattr(value, "__dict__", {})
+    inner = attributes.get("__wrapped__")
+    if inner is None and not isinstance(value, type):
+        inner = attributes.get("fn")  # Triton's decorators keep the function there
+    return value if inner is None else _undecorated(inner)
 
 
-def _source(name: str, value: Any, parts: dict[str, str]) -> str:
-    """The source of a function or class, once `parts` has what that uses."""
-    made = _made(value)
+def _source(name: str, value: Any, definitions: dict[str, str]) -> str:
+    """The source of a function or class. Adds the definitions of the names that it uses. Raises
+    UsageError."""
+    made = _undecorated(value)
     known = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
     future = annotations.compiler_flag if known.get("annotations") is annotations else 0
-    called = made.__code__.co_name if isinstance(made, FunctionType) else made.__name__
+    defined_as = made.__code__.co_name if isinstance(made, FunctionType) else made.__name__
     try:
         text = textwrap.dedent(inspect.getsource(made))
-        alone = called == name and (made is value or text.startswith("@"))
-        code = compile(text, name, "exec", future, dont_inherit=True) if alone else None
+        # The source makes the whole value if nothing wraps the function besides the decorators in it.
+        is_whole = defined_as == name and (made is value or text.startswith("@"))
+        code = compile(text, name, "exec", future, dont_inherit=True) if is_whole else None
     except (OSError, TypeError, SyntaxError):
         raise UsageError(f"the source of {name} is not known: put it into a file") from None
     if code is None:
         raise UsageError(f"{name} was not made by `def {name}` alone: write that, or make it in what uses it")
     if future:
-        parts["from __future__"] = "from __future__ import annotations"
+        definitions[FUTURE] = "from __future__ import annotations"
     if isinstance(made, FunctionType):
         known = {**known, **inspect.getclosurevars(made).nonlocals}
-    for used in _loaded(code):
-        if used in known and used not in ("__name__", "__annotations__"):  # each module has its own
-            _define(used, known[used], parts)
+    for used_name in _loaded_names(code):
+        if used_name in known and used_name not in ("__name__", "__annotations__"):  # each module has its own
+            _define(used_name, known[used_name], definitions)
     return text
 
 
-def _loaded(code: CodeType) -> Iterator[str]:
-    """The names that code, and code inside it, reads of its module."""
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
-            yield step.argval
-        elif isinstance(step.argval, CodeType):
-            yield from _loaded(step.argval)
+def _loaded_names(code: CodeType) -> Iterator[str]:
+    """Yields the names that code, and code inside it, reads of its module."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+            yield instruction.argval
+        elif isinstance(instruction.argval, CodeType):
+            yield from _loaded_names(instruction.argval)
 
 
 def _pickled(name: str, value: Any) -> bytes:
-    """A small value. Raises UsageError for what this process alone has, such as a tensor or an open file."""
-    with contextlib.suppress(Exception):  # classes pickle as they like
+    """A small value. Raises UsageError for a value of this process, such as a tensor or an open file."""
+    with contextlib.suppress(Exception):  # `__reduce__` of a class may raise anything
         data = pickle.dumps(value)
-        if len(data) <= 16384 and not (b"__main__" in data or b"_rebuild_tensor" in data):
+        is_of_process = b"__main__" in data or b"_rebuild_tensor" in data
+        if len(data) <= MOST_PICKLED and not is_of_process:
             return data
     what = f"{name} ({type(value).__name__})"
     raise UsageError(f"{what} is of this process, and the kernel runs in another: make it in the kernel")

@@ -4,8 +4,8 @@
         kernel_benchmark("mla_decode", my_kernel, case="batch=16 ctx=4096 heads=16")
 
 The kernel is checked against the op's reference, timed in samples by the device's own timer, as `run` times
-it, and checked again; a wrong kernel fails its test. What pytest-benchmark saves, compares and plots is
-seconds per call on the device: it reads a clock that each sample advances by that time.
+it, and checked again; a wrong kernel fails its test. pytest-benchmark saves, compares and plots seconds per
+call on the device, because it reads a clock that each sample advances by this time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.run.single import SingleEntry
 
-ROUNDS = 20
+ROUNDS = 20  # samples of a kernel
 
 
 class DeviceClock:
-    """A clock that only samples advance, in seconds."""
+    """A clock in seconds that stands still, except that a sample adds its time to `now`."""
 
     now = 0.0
 
@@ -52,20 +52,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives pytest-benchmark's fixture the device clock, which it takes from a test's first marker."""
     for item in items:
         if "kernel_benchmark" in getattr(item, "fixturenames", ()):
-            own = item.get_closest_marker("benchmark")
-            given = dict(own.kwargs) if own else {}
-            item.add_marker(pytest.mark.benchmark(**given | {"timer": DeviceClock()}), append=False)
+            marker = item.get_closest_marker("benchmark")
+            options = dict(marker.kwargs) if marker else {}
+            item.add_marker(pytest.mark.benchmark(**options | {"timer": DeviceClock()}), append=False)
 
 
 @pytest.fixture
 def kernel_benchmark(
     benchmark: BenchmarkFixture, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., JsonObject]]:
-    """A function of an op, a kernel and a case, which returns what a record would hold beside the times.
+    """A function that checks and times a kernel: `kernel_benchmark(op, kernel, rounds=20, case=...)`. It
+    returns what a record of the kernel would have besides times.
 
-    kernel: the name of one of the suite's implementations, which is measured in a process of its own; or,
-            measured in this process, what `implementation` of kernels.op made, or a function of (operands,
-            out) that fills `out`, returns the output, or returns the call to be timed
+    kernel: the name of one of the suite's implementations, which is measured in a process of its own; or a
+            kernel that is measured in this process: what `implementation` of kernels.op made, or a function
+            of (operands, out) that fills `out`, returns the output, or returns the call to be timed
     """
     from harness.errors import HarnessError
     from harness.machine.device import choose_device
@@ -80,17 +81,17 @@ def kernel_benchmark(
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         defaults = {"cache": options.kernel_cache, "launch": options.kernel_launch}
 
-        def measure(op: str, kernel: object, *, rounds: int = ROUNDS, **case: str) -> JsonObject:
-            """case: the options `case`, `boundary`, `cache` and `launch` of `run`"""
+        def measure(op: str, kernel: object, *, rounds: int = ROUNDS, **run_options: str) -> JsonObject:
+            """run_options: `case`, `boundary`, `cache` and `launch`, as `run` takes them"""
             __tracebackhide__ = True
             try:
                 log = Path(scratch) / "worker.log"
-                measured = single.benchmark(device, op, kernel, log, **defaults | case)
+                measured = single.benchmark(device, op, kernel, log, **defaults | run_options)
             except HarnessError as error:
                 raise pytest.fail.Exception(str(error), pytrace=False) from None
-            for wanted, value in ((options.kernel_op, op), (options.kernel_impl, measured.entry.impl.name)):
-                if wanted and not any(fnmatchcase(value, pattern) for pattern in wanted.split(",")):
-                    pytest.skip(f"{value} is not asked for: {wanted}")
+            for patterns, name in ((options.kernel_op, op), (options.kernel_impl, measured.entry.impl.name)):
+                if patterns and not any(fnmatchcase(name, pattern) for pattern in patterns.split(",")):
+                    pytest.skip(f"{name} is not asked for: {patterns}")
             try:
                 measured.begin()
                 _accept(measured)
@@ -100,14 +101,13 @@ def kernel_benchmark(
                     clock.now += measured.sample()
 
                 benchmark.pedantic(sample, rounds=rounds, iterations=1, warmup_rounds=1)
-                # Until the last check has passed: pytest-benchmark keeps no time of a benchmark with an
-                # error.
+                # pytest-benchmark keeps no time of a benchmark with an error; the last check may still fail.
                 benchmark.has_error = True
                 measured.end()
                 _accept(measured)
                 benchmark.has_error = False
-                typical = benchmark.stats.stats.median if benchmark.stats else None
-                benchmark.extra_info.update(measured.facts(typical))
+                median_s = benchmark.stats.stats.median if benchmark.stats else None
+                benchmark.extra_info.update(measured.facts(median_s))
             finally:
                 measured.close()
             return dict(benchmark.extra_info)
@@ -116,6 +116,7 @@ def kernel_benchmark(
 
 
 def _accept(measured: SingleEntry) -> None:
+    """Skips the test of a kernel that cannot run, and fails that of one that is wrong."""
     __tracebackhide__ = True
     entry = measured.entry
     if entry.status == "unsupported":

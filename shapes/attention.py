@@ -8,8 +8,8 @@ from shapes.case import Size
 from shapes.lengths import parse_span
 from shapes.models import ModelConfig
 
-CONTEXT = 163_840
-"""R1's max_position_embeddings, which a case of mla_decode has where it says none."""
+R1_MODEL_LEN = 163_840
+"""R1's max_position_embeddings. It holds for a case of mla_decode that has no size `model_len`."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Parallel:
 
     @property
     def text(self) -> str:
-        """The degrees above 1: `tp8`, `dp8 ep8`."""
-        degrees = [(name, getattr(self, name)) for name in ("tp", "dp", "ep")]
-        return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
+        """The degrees above 1: `tp8`, `dp8 ep8`; `tp1` where there is none."""
+        degrees = {"tp": self.tp, "dp": self.dp, "ep": self.ep}
+        return " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "tp1"
 
     def split(self, width: int, what: str, model: ModelConfig) -> int:
-        """A rank's part of a width that tp splits. Raises ValueError if tp does not divide it."""
-        part, left = divmod(width, self.tp)
-        if left:
+        """A rank's part of a width of the model. Raises ValueError if tp does not divide it. what: names the
+        width in the error"""
+        if width % self.tp:
             raise ValueError(f"tp={self.tp} must divide the {width} {what} of {model.name}")
-        return part
+        return width // self.tp
 
     def heads(self, model: ModelConfig) -> int:
         """The query heads of a rank. Raises ValueError if tp does not divide them."""
@@ -53,27 +53,30 @@ class Parallel:
 def mla_decode_sizes(
     model: ModelConfig, parallel: Parallel, batch: int, ctx: str, page: int = 64, kv: str = "bf16", q: int = 1
 ) -> dict[str, Size]:
-    """The sizes of `mla_decode` on one rank. batch: the rank's requests; ctx: tokens of each request, its q
-    query tokens included, a span (see shapes.lengths)."""
+    """The sizes of `mla_decode` on one rank. batch: the rank's requests; ctx: the span (see shapes.lengths)
+    of each request's tokens, its q query tokens included; page: tokens of a page; kv: dtype of the cache."""
     sizes: dict[str, Size] = {
         "batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv
     }  # fmt: skip
-    if (longest := model.max_position_embeddings) not in (0, CONTEXT):
-        sizes["model_len"] = longest
-    return sizes | {"q": q} if q > 1 else sizes
+    if model.max_position_embeddings not in (0, R1_MODEL_LEN):
+        sizes["model_len"] = model.max_position_embeddings
+    if q > 1:
+        sizes["q"] = q
+    return sizes
 
 
 def mha_prefill_sizes(
     model: ModelConfig, parallel: Parallel, batch: int, new: str, prefix: str = "0"
 ) -> dict[str, Size]:
-    """The sizes of `mha_prefill` on one rank. new: tokens of a sequence in this step; prefix: its tokens that
-    were cached before; both are spans (see shapes.lengths)."""
+    """The sizes of `mha_prefill` on one rank. batch: its sequences; new: the tokens of a sequence in this
+    step; prefix: its tokens that were cached before. The last two are spans (see shapes.lengths)."""
     return {"batch": batch, "new": new, "prefix": prefix, "heads": parallel.heads(model)}
 
 
 def is_dense(model: ModelConfig, new: str, prefix: str = "0") -> bool:
-    """Whether prompts of these spans (see `mha_prefill_sizes`) attend to all keys. With sparse attention both
-    engines compute them so up to index_topk tokens (SGLang 0.5.23: environ.py; vLLM 0.33:
-    sparse_mla_attention.py)."""
-    longest = parse_span(new)[1] + parse_span(prefix, least=0)[1]
-    return not model.index_topk or longest <= model.index_topk
+    """Whether prompts of these spans (see `mha_prefill_sizes`) attend to all keys. They always do in a model
+    without sparse attention. In a model with it they do up to index_topk tokens, as both engines have it
+    (SGLang 0.5.23: environ.py; vLLM 0.33: sparse_mla_attention.py)."""
+    _, longest_new = parse_span(new)
+    _, longest_prefix = parse_span(prefix, least=0)
+    return not model.index_topk or longest_new + longest_prefix <= model.index_topk

@@ -16,19 +16,23 @@ from typing import Generic, NamedTuple, TypeVar
 from shapes.lengths import span_text
 from shapes.scheduler import Phase, Workload, simulate
 
-MOST_DECODE = 8
-MOST = 4
-"""The most bins of steps that prefill; and the most of each kind of step in `token_bins`."""
+MOST_DECODE_BINS = 8
+MOST_BINS = 4
+"""The most bins of steps that prefill. In `token_bins` it is the most bins of steps that only decode, and the
+most bins of the other steps."""
 CLOSE = 0.04
-"""The root mean square deviation from a group's mean below which no group is cut."""
+"""Groups are cut until their places deviate less than this from the means of the groups (root mean
+square)."""
 RARE = 0.005
-"""The share of the steps below which pieces get no group of their own."""
-BATCH_COUNTS = 4.0
-"""How much more a deviation in a decode step's batch counts than one in context: kernels tile by batch."""
+"""The least share of the steps that a group has."""
+BATCH_WEIGHT = 4.0
+"""How much more a difference in a decode step's batch counts than one in its context: kernels choose their
+tiles by batch."""
 STEPS_TOGETHER = 16
 """Steps of a phase that form one piece; their contexts differ by at most 15 tokens."""
 NEGLIGIBLE = 0.01
-"""The share of the (token, attended token) pairs below which cached prefixes are left out."""
+"""A bin has no cached prefix where pairs of a new and a cached token are less than this share of the pairs of
+two new tokens."""
 
 
 class DecodeBin(NamedTuple):
@@ -45,7 +49,7 @@ class PrefillBin(NamedTuple):
     new: str
     """Tokens of a chunk, a span."""
     prefix: str
-    """Tokens of its prompt that were cached before, as the mean new token sees them."""
+    """Tokens of its prompt that were cached before, the mean over the new tokens."""
 
 
 class TokenBin(NamedTuple):
@@ -82,11 +86,11 @@ class _DecodePiece(NamedTuple):
     longest: int
 
 
-def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE) -> list[DecodeBin]:
-    """Each bin keeps the number of its steps and the sum of their cached tokens, the latter to within half a
-    token for each request. Its span has the mean variance of the lengths within a batch."""
-    # Pieces that are equal, as those of waves in lockstep, become one.
-    pieces: Counter[_DecodePiece] = Counter()
+def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE_BINS) -> list[DecodeBin]:
+    """Returns the bins of the steps that decode. Each bin keeps the number of its steps and the sum of their
+    cached tokens, the latter to within half a token for each request. Its span has the mean variance of the
+    lengths within a batch."""
+    pieces: Counter[_DecodePiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.lengths:
             continue
@@ -99,16 +103,16 @@ def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE) -> list[Deco
             end = start + steps - 1
             middle = mean + (start + end) / 2
             pieces[_DecodePiece(batch, middle, variance, shortest + start, longest + end)] += steps
-    groups = grouped(pieces, lambda piece: (BATCH_COUNTS * math.log(piece.batch), math.log(piece.mean)), most)
+    groups = grouped(pieces, lambda piece: (BATCH_WEIGHT * math.log(piece.batch), math.log(piece.mean)), most)
     return sorted((_decode_bin(group, pieces.total()) for group in groups), reverse=True)
 
 
-def _decode_bin(group: Counter[_DecodePiece], total: int) -> DecodeBin:
+def _decode_bin(group: Counter[_DecodePiece], total_steps: int) -> DecodeBin:
     batch = round(_mean(group, lambda piece: piece.batch))
     tokens = _mean(group, lambda piece: piece.batch * piece.mean)
     variance = _mean(group, lambda piece: piece.variance)
     seen = (min(piece.shortest for piece in group), max(piece.longest for piece in group))
-    return DecodeBin(group.total() / total, batch, span_of(tokens / batch, variance, batch, seen))
+    return DecodeBin(group.total() / total_steps, batch, span_of(tokens / batch, variance, batch, seen))
 
 
 class _PrefillPiece(NamedTuple):
@@ -139,23 +143,26 @@ class _PrefillPiece(NamedTuple):
     @property
     def place(self) -> tuple[float, float, float]:
         """The logarithms of the chunks, of the new tokens of a chunk, and of the pairs of a new token."""
-        mean = self.new / len(self.chunks)
+        mean_new = self.new / len(self.chunks)
         pairs = (self.new_pairs + self.cached_pairs) / self.new
-        return math.log(len(self.chunks)), math.log(mean), math.log(pairs)
+        return math.log(len(self.chunks)), math.log(mean_new), math.log(pairs)
 
 
-def reduce_chunks(phases: Iterable[Phase], most: int = MOST) -> list[PrefillBin]:
-    """Each bin keeps the number of its steps, their new tokens to within half a token for each chunk, and
-    with its prefix the pairs of new and cached tokens, which are the work."""
-    pieces: Counter[_PrefillPiece] = Counter()
+def reduce_chunks(phases: Iterable[Phase], most: int = MOST_BINS) -> list[PrefillBin]:
+    """Returns the bins of the steps that prefill. Each bin keeps the number of its steps, their new tokens to
+    within half a token for each chunk, and by its prefix the pairs of new and cached tokens, to which the
+    work is proportional."""
+    pieces: Counter[_PrefillPiece] = Counter()  # counted in steps
     for phase in phases:
-        for step in range(phase.steps if phase.chunks else 0):
+        if not phase.chunks:
+            continue
+        for step in range(phase.steps):
             pieces[_PrefillPiece(tuple((new, prefix + step * new) for new, prefix in phase.chunks))] += 1
     groups = grouped(pieces, lambda piece: piece.place, most)
     return sorted((_prefill_bin(group, pieces.total()) for group in groups), reverse=True)
 
 
-def _prefill_bin(group: Counter[_PrefillPiece], total: int) -> PrefillBin:
+def _prefill_bin(group: Counter[_PrefillPiece], total_steps: int) -> PrefillBin:
     batch = round(_mean(group, lambda piece: len(piece.chunks)))
     tokens = _mean(group, lambda piece: piece.new)
     variance = _mean(group, lambda piece: piece.variance)
@@ -164,29 +171,36 @@ def _prefill_bin(group: Counter[_PrefillPiece], total: int) -> PrefillBin:
     cached = _mean(group, lambda piece: piece.cached_pairs)
     if cached < NEGLIGIBLE * _mean(group, lambda piece: piece.new_pairs):
         cached = 0
-    return PrefillBin(group.total() / total, batch, new, str(round(cached / tokens)))
+    return PrefillBin(group.total() / total_steps, batch, new, str(round(cached / tokens)))
+
+
+class _TokenPiece(NamedTuple):
+    """Steps with the same numbers of tokens (see TokenBin)."""
+
+    tokens: int
+    prompt: int
 
 
 def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
-    """Each bin keeps the number of its steps, and their tokens to within half a token for each step."""
-    pieces: Counter[tuple[int, int]] = Counter()  # (tokens, those of prompts among them)
+    """Returns the bins of the steps that only decode, then those of the other steps. Each bin keeps the
+    number of its steps, and their tokens to within half a token for each step."""
+    decoding: Counter[_TokenPiece] = Counter()  # counted in steps
+    prefilling: Counter[_TokenPiece] = Counter()
     for phase in phases:
-        pieces[phase.prefill + len(phase.lengths), phase.prefill] += phase.steps
+        pieces = prefilling if phase.prefill else decoding
+        pieces[_TokenPiece(phase.prefill + len(phase.lengths), phase.prefill)] += phase.steps
+    total_steps = decoding.total() + prefilling.total()
     bins = []
-    for prefills in (False, True):
-        kind = Counter({piece: steps for piece, steps in pieces.items() if bool(piece[1]) == prefills})
-        bins += sorted(
-            (
-                TokenBin(
-                    group.total() / pieces.total(),
-                    round(_mean(group, lambda piece: piece[0])),
-                    round(_mean(group, lambda piece: piece[1])),
-                )
-                for group in grouped(kind, lambda piece: (math.log(piece[0]),), MOST)
-            ),
-            reverse=True,
-        )
+    for pieces in (decoding, prefilling):
+        groups = grouped(pieces, lambda piece: (math.log(piece.tokens),), MOST_BINS)
+        bins += sorted((_token_bin(group, total_steps) for group in groups), reverse=True)
     return bins
+
+
+def _token_bin(group: Counter[_TokenPiece], total_steps: int) -> TokenBin:
+    tokens = round(_mean(group, lambda piece: piece.tokens))
+    prompt = round(_mean(group, lambda piece: piece.prompt))
+    return TokenBin(group.total() / total_steps, tokens, prompt)
 
 
 P = TypeVar("P", bound=tuple[object, ...])
@@ -198,58 +212,65 @@ def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:
 
 
 def grouped(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], most: int) -> list[Counter[P]]:
-    """Cuts the pieces into at most `most` groups, each time where that reduces the deviation of their places
-    most. It stops once all pieces lie close to the mean of their group."""
-    total = pieces.total()
-    groups = [_group(pieces, place, RARE * total)] if pieces else []
-    while len(groups) < most and sum(group.deviation for group in groups) > CLOSE**2 * total:
+    """Cuts pieces, counted in steps, into at most `most` groups. Each cut is the one that reduces the
+    deviation of places from the means of their groups most. It stops once places lie close to these means.
+
+    place: the coordinates of a piece
+    """
+    total_steps = pieces.total()
+    groups = [_with_best_cut(pieces, place, RARE * total_steps)] if pieces else []
+    while len(groups) < most and sum(group.deviation for group in groups) > CLOSE**2 * total_steps:
         best = max(groups, key=lambda group: group.gain)
-        if not best.parts:
+        if not best.halves:
             break
         groups.remove(best)
-        groups += [_group(part, place, RARE * total) for part in best.parts]
+        groups += [_with_best_cut(half, place, RARE * total_steps) for half in best.halves]
     return [group.pieces for group in groups]
 
 
 @dataclass
 class _Group(Generic[P]):
+    """A group and the cut that would reduce its deviation most."""
+
     pieces: Counter[P]
-    deviation: float
+    deviation: float = 0.0
     """The squared distance from the mean, summed over axes and steps."""
-    gain: float
-    """How much of the deviation the best cut removes."""
-    parts: list[Counter[P]]
-    """The two groups of the best cut; empty where no cut is possible."""
+    gain: float = 0.0
+    """How much of the deviation the cut removes."""
+    halves: tuple[Counter[P], ...] = ()
+    """The two groups that the cut makes; empty where no cut is possible."""
 
 
-def _group(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], least: float) -> _Group[P]:
-    """Finds the best cut into two groups of at least `least` steps each."""
-    group = _Group(pieces, 0.0, 0.0, [])
-    weight = pieces.total()
-    for coordinates in zip(*map(place, pieces), strict=True):
-        points = sorted(
-            (x, steps, piece) for x, (piece, steps) in zip(coordinates, pieces.items(), strict=True)
-        )
-        mean = sum(x * steps for x, steps, _ in points) / weight
+def _with_best_cut(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], least: float) -> _Group[P]:
+    """Each axis is cut between any two neighbours that leave at least `least` steps on either side."""
+    group = _Group(pieces)
+    total = pieces.total()
+    for coordinates in zip(*map(place, pieces), strict=True):  # those of all pieces on one axis
+        points = sorted(zip(coordinates, pieces.values(), pieces, strict=True))
+        mean = sum(x * steps for x, steps, _ in points) / total
         group.deviation += sum(steps * (x - mean) ** 2 for x, steps, _ in points)
-        left, moment = 0, 0.0
-        for i, (x, steps, _) in enumerate(points[:-1], 1):
+        left = 0  # steps left of the cut
+        moment = 0.0  # their distances from the mean, summed
+        for cut, (x, steps, _) in enumerate(points[:-1], 1):
             left += steps
+            right = total - left
             moment += steps * (x - mean)
-            gain = moment**2 * weight / (left * (weight - left))
-            if gain > group.gain and min(left, weight - left) >= least:
-                parts = (points[:i], points[i:])
+            # left * right / total, times the squared distance of the two means
+            gain = moment**2 * total / (left * right)
+            if gain > group.gain and min(left, right) >= least:
+                sides = (points[:cut], points[cut:])
                 group.gain = gain
-                group.parts = [Counter({piece: steps for _, steps, piece in part}) for part in parts]
+                group.halves = tuple(Counter({piece: steps for _, steps, piece in side}) for side in sides)
     return group
 
 
 def span_of(mean: float, variance: float, count: int, seen: tuple[int, int]) -> str:
     """The span over which `count` lengths, spread evenly, have this mean and this variance. It stays within
-    the lengths that were seen, even if the variance is then smaller."""
+    the lengths that were seen, (shortest, longest), even if the variance is then smaller."""
+    shortest, longest = seen
     # Of lengths at equal distances, ends included: variance = width^2 (count + 1) / (12 (count - 1)).
     width = math.sqrt(12 * max(variance, 0.0) * (count - 1) / (count + 1))
-    width = min(width, 2 * (mean - seen[0]), 2 * (seen[1] - mean))
+    width = min(width, 2 * (mean - shortest), 2 * (longest - mean))
     if width < 1:
         return str(round(mean))
     low = round(mean - width / 2)

@@ -27,7 +27,7 @@ class Case:
     place: str = "ad hoc"
     """Where it occurs in a model, as a text for people: `deepseek-r1 tp8 decode`."""
     weight: float = 1.0
-    """How often the step that contains it occurs in the suite's workload, 0..1."""
+    """How often the workload of its suite calls it, relative to the other cases of the op."""
 
     @property
     def text(self) -> str:
@@ -48,28 +48,28 @@ def merge(cases: Iterable[Case]) -> list[Case]:
     return list(merged.values())
 
 
-SEGMENT = re.compile(r"(\d*)q(\d+)(k?)(?:s(\d+)(k?))?")
-"""Requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests of 4
-new tokens each and 4096 in all; without `s` all are new."""
+REQUESTS = re.compile(r"(?P<count>\d*)q(?P<new>\d+k?)(?:s(?P<total>\d+k?))?")
+"""Equal requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests
+of 4096 tokens each, 4 of which are new; without `s` all are new. A batch joins several by `_`."""
 MOST_QUERIES = 8
 """The most query tokens of a request in a decode step: mla_decode takes no more, and a request with more new
 tokens counts as prefilling."""
 
 
-def _short(spec: str, op: str) -> list[dict[str, str]]:
-    """The sizes that the segments of a short form (`2q2k_32q1s1k`) have in an op. Raises ValueError."""
+def _sizes_of_batch(spec: str, op: str) -> list[dict[str, str]]:
+    """The sizes that the requests of a batch in the short form (`2q2k_32q1s1k`) have in an op, one dict for
+    each kind of request. Raises ValueError."""
     requests = []
-    for segment in spec.split("_"):
-        match = SEGMENT.fullmatch(segment)
+    for text in spec.split("_"):
+        match = REQUESTS.fullmatch(text)
         if not match:
-            raise ValueError(
-                f"cannot read {segment!r} in {spec!r}; write requests as 16q4s4k or 2q2k_32q1s1k"
-            )
-        new = int(match[2]) * (1024 if match[3] else 1)
-        total = int(match[4]) * (1024 if match[5] else 1) if match[4] else new
-        if not (int(match[1] or 1) and new and total >= new):
-            raise ValueError(f"{segment!r} has no request, no new token, or more new tokens than in all")
-        requests.append((int(match[1] or 1), new, total))
+            raise ValueError(f"cannot read {text!r} in {spec!r}; write requests as 16q4s4k or 2q2k_32q1s1k")
+        count = int(match["count"] or 1)
+        new = _tokens(match["new"])
+        total = _tokens(match["total"] or match["new"])
+        if count == 0 or new == 0 or total < new:
+            raise ValueError(f"{text!r} has no request, no new token, or more new tokens than in all")
+        requests.append((count, new, total))
     tokens = sum(count * new for count, new, _ in requests)
     if op == "block_scale_gemm":
         raise ValueError(f"{spec!r} has m={tokens} but no n and k; write m={tokens} n=2112 k=7168")
@@ -95,20 +95,28 @@ def _short(spec: str, op: str) -> list[dict[str, str]]:
     return sizes
 
 
+def _tokens(text: str) -> int:
+    """`4k` -> 4096"""
+    return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
+
+
 def parse(text: str, op: str = "") -> list[dict[str, str]]:
     """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. The first
     word may be a batch in vLLM's short form, whose sizes depend on the op: `16q4s4k heads=8`. Raises
     ValueError with one line."""
-    spec, _, rest = text.strip().partition(" ")
-    if re.match(r"\d*q\d[^=]*$", spec):
-        others = parse(rest) if rest.strip() else [{}]
-        found = [(sizes, other) for sizes in _short(spec, op) for other in others]
-        if twice := next((name for sizes, other in found for name in other if name in (*sizes, "q")), None):
-            raise ValueError(f"size {twice!r} stands twice in case {text!r}: {spec} says it")
-        return [{**sizes, **other} for sizes, other in found]
-    spaced = re.sub(r"[,;]\s*(?=\w+=)", " ", text)
-    if spaced != text:
-        raise ValueError(f"sizes are separated by spaces, not {text!r}; write {spaced!r}")
+    first_word, _, others = text.strip().partition(" ")
+    if re.match(r"\d*q\d[^=]*$", first_word):
+        other_sizes = parse(others) if others.strip() else [{}]
+        combinations = []
+        for sizes, other in itertools.product(_sizes_of_batch(first_word, op), other_sizes):
+            for name in other:
+                if name in sizes or name == "q":  # a batch always says q; 1 is left out of its sizes
+                    raise ValueError(f"size {name!r} stands twice in case {text!r}: {first_word} says it")
+            combinations.append(sizes | other)
+        return combinations
+    with_spaces = re.sub(r"[,;]\s*(?=\w+=)", " ", text)
+    if with_spaces != text:
+        raise ValueError(f"sizes are separated by spaces, not {text!r}; write {with_spaces!r}")
     axes: dict[str, list[str]] = {}
     for word in text.split():
         name, equals, values = word.partition("=")

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes, mla_decode_sizes
 from shapes.bins import DecodeBin, PrefillBin, TokenBin, decode_bins, prefill_bins, token_bins
 from shapes.case import Size
-from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
-from shapes.cases.mla_decode import seen
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, PROMPTS
+from shapes.cases.mla_decode import sweep_ctx
 from shapes.experts import fused_moe_sizes, place_of_experts, rows
-from shapes.linears import block_scale_gemm_sizes, linears
-from shapes.models import FP8, ModelConfig
+from shapes.linears import Linear, fp8_calls
+from shapes.models import ModelConfig
 from shapes.scheduler import Workload, simulate
-
-PARTS = {
-    **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
-    **dict.fromkeys(("shared gate_up", "shared down"), "shared"),
-}
-"""Name of a linear -> the part of the model that it belongs to; linears that are not here belong to
-attention. Each part may be split over other ranks."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +26,17 @@ class Deployment:
     """How attention and the routed experts are split. With ep=1 the columns of each expert are split over all
     ranks."""
     dense_tp: int = 1
+    """The number of ranks that share the MLP of a dense layer."""
     shared_tp: int = 1
+    """The number of ranks that share the linears of the shared experts."""
     shared: int = 0
     """1 if the shared expert is computed as one more of the routed experts, else 0."""
     dispatched: bool = False
     """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
     kv: str = "bf16"
+    """The dtype of the KV cache: `bf16` or `fp8`."""
     drafts: int = 0
+    """The draft tokens of each request that a decode step verifies."""
 
     @property
     def text(self) -> str:
@@ -46,10 +44,10 @@ class Deployment:
         cache = "" if self.kv == "bf16" else f" kv={self.kv}"
         return f"{self.model.name} {self.parallel.text}{cache}"
 
-    def together(self, tokens: int, ranks: int) -> int:
-        """The tokens of a call that `ranks` share, if each DP group has `tokens`. If fewer ranks than a group
-        share it, the rest of the group computes other tokens."""
-        return -(-tokens * ranks // self.parallel.tp)
+    def shared_tokens(self, tokens: int, ranks: int) -> int:
+        """The tokens of a call that `ranks` ranks share, if each DP group has `tokens`. Ranks that are fewer
+        than a group compute only their part of its tokens."""
+        return math.ceil(tokens * ranks / self.parallel.tp)
 
 
 @dataclass(frozen=True)
@@ -61,29 +59,33 @@ class Call:
     step: str
     """The step that makes them; empty for the mean step of a workload."""
     times: float
+    """How many there are in the step."""
     place: str
     """The part of the model that makes them: `o_proj`."""
     rows: int = 0
     """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
     prefill: bool = False
+    """Whether the step has prompt tokens."""
 
 
 def sweep(deployment: Deployment) -> list[Call]:
     """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
     attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases). Ops that do not
     hold for the model (ModelConfig.unheld) have none."""
-    spread = deployment.parallel.dp > 1
     model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
+    dp_attention = parallel.dp > 1
+    q = 1 + deployment.drafts
     calls: list[Call] = []
-    for batch in DP_BATCHES if spread else BATCHES:
-        step, queries = f"decode, {batch} requests", 1 + deployment.drafts
-        sizes = mla_decode_sizes(model, parallel, batch, seen(deployment.drafts), kv=deployment.kv, q=queries)
-        calls += _of_tokens(deployment, step, batch * queries)
+    for batch in DP_BATCHES if dp_attention else BATCHES:
+        step = f"decode, {batch} requests"
+        ctx = sweep_ctx(deployment.drafts)
+        sizes = mla_decode_sizes(model, parallel, batch, ctx, kv=deployment.kv, q=q)
+        calls += _linears_and_experts(deployment, step, batch * q)
         calls.append(Call("mla_decode", sizes, step, layers, "MLA decode"))
-    for count, tokens in DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]:
+    for count, tokens in DP_PROMPTS if dp_attention else PROMPTS:
         step = f"prefill, {count} x {tokens} tokens"
         sizes = mha_prefill_sizes(model, parallel, count, str(tokens))
-        calls += _of_tokens(deployment, step, count * tokens, count * tokens)
+        calls += _linears_and_experts(deployment, step, count * tokens, count * tokens)
         if is_dense(model, str(tokens)):
             calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill", prefill=True))
     return [call for call in calls if call.op not in model.unheld]
@@ -100,29 +102,28 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     on_rank = workload.on_rank(deployment.parallel.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)
+    # Weights of these bins are shares of the steps that decode, or prefill; those of token_bins, of all
+    # steps.
     decoding = sum(phase.steps for phase in phases if phase.lengths) / steps
     prefilling = sum(phase.steps for phase in phases if phase.chunks) / steps
-    return mean_step(
-        deployment,
-        token_bins(on_rank),
-        [(bin_._replace(weight=bin_.weight * decoding), 1) for bin_ in decode_bins(on_rank)],
-        [bin_._replace(weight=bin_.weight * prefilling) for bin_ in prefill_bins(on_rank)],
-    )
+    decodes = [(bin_._replace(weight=bin_.weight * decoding), 1) for bin_ in decode_bins(on_rank)]
+    prefills = [bin_._replace(weight=bin_.weight * prefilling) for bin_ in prefill_bins(on_rank)]
+    return mean_step(deployment, token_bins(on_rank), decodes, prefills)
 
 
 def mean_step(
-    deployment: Deployment,
-    tokens: Iterable[TokenBin],
-    decodes: Iterable[tuple[DecodeBin, int]],
+    deployment: Deployment, tokens: Iterable[TokenBin], decodes: Iterable[tuple[DecodeBin, int]],
     prefills: Iterable[PrefillBin],
-) -> list[Call]:
-    """The calls of the mean of many steps, of which each bin's weight is the share. decodes: with the query
-    tokens of each request"""
+) -> list[Call]:  # fmt: skip
+    """The calls of the mean of many steps. The weight of each bin is its share of all steps.
+
+    decodes: (bin, query tokens of each request)
+    """
     model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     calls = [
         replace(call, times=call.times * bin_.weight)
         for bin_ in tokens
-        for call in _of_tokens(deployment, "", bin_.tokens, bin_.prompt)
+        for call in _linears_and_experts(deployment, "", bin_.tokens, bin_.prompt)
     ]
     for decode, q in decodes:
         sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv, q=q)
@@ -130,29 +131,34 @@ def mean_step(
     for prefill in prefills:
         sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
         if is_dense(model, prefill.new, prefill.prefix):
-            share = prefill.weight * layers
-            calls.append(Call("mha_prefill", sizes, "", share, "MHA prefill", prefill=True))
+            times = prefill.weight * layers
+            calls.append(Call("mha_prefill", sizes, "", times, "MHA prefill", prefill=True))
     return [call for call in calls if call.op not in model.unheld]
 
 
-def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
+def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
     """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
     `prompt` of which are prompt tokens."""
-    ranks = {"attention": deployment.parallel.tp, "dense": deployment.dense_tp}
-    if not deployment.shared:
-        ranks["shared"] = deployment.shared_tp
-    for part, tp in ranks.items():
-        for linear in linears(deployment.model, Parallel(tp=tp)):
-            calls = linear.prefill_calls if prompt else linear.decode_calls
-            if linear.kind != FP8 or not calls or PARTS.get(linear.name, "attention") != part:
-                continue
-            seen = deployment.together(tokens if linear.decode_calls else prompt, tp)
-            sizes = block_scale_gemm_sizes(linear, seen)
-            yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)
     model, parallel = deployment.model, deployment.parallel
-    reached = rows(model, parallel, tokens)
-    here = reached if deployment.dispatched else tokens * deployment.parallel.dp
-    sizes = fused_moe_sizes(model, parallel, here, deployment.shared)
+    tp_of_part = {"attention": parallel.tp, "dense": deployment.dense_tp}
+    if not deployment.shared:
+        tp_of_part["shared"] = deployment.shared_tp
+    for part, tp in tp_of_part.items():
+        in_call = deployment.shared_tokens(tokens, tp)
+        prompt_in_call = deployment.shared_tokens(prompt, tp)
+        for linear, sizes, calls in fp8_calls(model, Parallel(tp=tp), in_call, prompt_in_call):
+            if _part(linear) == part:
+                yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)
+    picked = rows(model, parallel, tokens)
+    in_kernel = picked if deployment.dispatched else tokens * parallel.dp
+    sizes = fused_moe_sizes(model, parallel, in_kernel, deployment.shared)
     moe_layers = model.num_hidden_layers - model.first_k_dense_replace
     place = place_of_experts(model, parallel)
-    yield Call("fused_moe", sizes, step, moe_layers, place, reached, prefill=prompt > 0)
+    yield Call("fused_moe", sizes, step, moe_layers, place, picked, prefill=prompt > 0)
+
+
+def _part(linear: Linear) -> str:
+    """The part of a model that a linear belongs to: `dense`, `shared` or `attention`. Each part may be split
+    over other ranks."""
+    first_word = linear.name.partition(" ")[0]
+    return first_word if first_word in ("dense", "shared") else "attention"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 from shapes.attention import Parallel
 from shapes.case import Size
 from shapes.models import ModelConfig
 from shapes.routing import Routing
 
 PADDED = 128
+"""The columns of an expert on a rank are padded to a multiple of this."""
 
 
 def expert_columns(model: ModelConfig, parallel: Parallel) -> int:
+    """The columns of each expert on a rank, without padding. With expert parallelism experts are whole;
+    without it all ranks, those of DP attention too, share the columns of each expert (vLLM 0.33:
+    flatten_tp_across_dp_and_pcp in fused_moe/config.py; SGLang 0.5.23: moe_tp_size in moe_ep_setup.py).
+    Raises ValueError if the ranks do not divide them."""
     if parallel.ep > 1:
         return model.moe_intermediate_size
-    everyone = Parallel(tp=parallel.tp * parallel.dp)
-    return everyone.split(model.moe_intermediate_size, "expert columns", model)
+    all_ranks = Parallel(tp=parallel.tp * parallel.dp)
+    return all_ranks.split(model.moe_intermediate_size, "expert columns", model)
 
 
 def place_of_experts(model: ModelConfig, parallel: Parallel) -> str:
@@ -26,39 +33,34 @@ def place_of_experts(model: ModelConfig, parallel: Parallel) -> str:
 def fused_moe_sizes(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
 ) -> dict[str, Size]:
-    """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). With expert
-    parallelism experts are whole; without it all ranks, those of DP attention too, share the columns of each
-    expert (vLLM 0.33: flatten_tp_across_dp_and_pcp in fused_moe/config.py; SGLang 0.5.23: moe_tp_size in
-    moe_ep_setup.py). Columns that are no multiple of 128 are padded to one, as AITER has it in both engines
-    and vLLM's FP8 kernels but for Triton's (see kernels.fused_moe.operands)."""
-    inter = -(-expert_columns(model, parallel) // PADDED) * PADDED
+    """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). Columns of experts
+    are padded as AITER in both engines and vLLM's FP8 kernels pad them, except Triton's (see
+    kernels.fused_moe.operands). shared: 1 if the shared expert is fused, else 0; routing: a pattern of
+    shapes.routing."""
+    inter = math.ceil(expert_columns(model, parallel) / PADDED) * PADDED
     sizes: dict[str, Size] = {
-        "tokens": tokens,
-        "experts": model.n_routed_experts,
-        "topk": model.num_experts_per_tok,
-        "hidden": model.hidden_size,
-        "inter": inter,
-        "ep": parallel.ep,
-        "shared": shared,
-        "routing": routing,
-    }
-    groups: dict[str, Size] = {"groups": model.n_group, "group_topk": model.topk_group}
-    usual = {"groups": Routing.groups, "group_topk": Routing.group_topk}
-    return sizes if groups == usual else sizes | groups
+        "tokens": tokens, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
+        "hidden": model.hidden_size, "inter": inter, "ep": parallel.ep, "shared": shared, "routing": routing,
+    }  # fmt: skip
+    if (model.n_group, model.topk_group) != (Routing.groups, Routing.group_topk):
+        sizes |= {"groups": model.n_group, "group_topk": model.topk_group}
+    return sizes
 
 
-def route(
-    model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
+def routing_of(
+    model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, pattern: str = "uniform"
 ) -> Routing:
     """The routing of `tokens` rows on one rank."""
     experts, topk, groups = model.n_routed_experts, model.num_experts_per_tok, model.n_group
-    return Routing(tokens, experts, topk, parallel.ep, shared, routing, groups, model.topk_group)
+    return Routing(tokens, experts, topk, parallel.ep, shared, pattern, groups, model.topk_group)
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows that a rank's kernel gets if each attention group of its expert-parallel ranks has `tokens`;
-    without expert parallelism those of all groups."""
+    """The rows that a rank's kernel gets if each DP group has `tokens` tokens. Without expert parallelism
+    they are the tokens of all groups. With it they are those tokens of the expert-parallel ranks that chose
+    an expert of the rank, at least one."""
     if parallel.ep == 1:
         return tokens * parallel.dp
-    everywhere = -(-tokens * parallel.ep // parallel.tp)
-    return max(round(everywhere * route(model, parallel, 1, routing=routing).reach), 1)
+    tokens_of_ranks = math.ceil(tokens * parallel.ep / parallel.tp)
+    reach = routing_of(model, parallel, 1, pattern=routing).reach
+    return max(round(tokens_of_ranks * reach), 1)

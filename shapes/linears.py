@@ -35,8 +35,8 @@ class Linear:
 
 def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
     """All linears of a rank in the order of a layer, without those of the experts (see fused_moe) and of MTP
-    layers. Without a latent of the queries q and kv_a stand for qkv_a and q_b. A sparse indexer's wq_b is
-    whole on each rank; its smaller linears (wk, weights_proj) are one in bf16.
+    layers. A model whose queries have no latent has q and kv_a instead of qkv_a and q_b. A sparse indexer's
+    wq_b is whole on each rank; its smaller linears (wk, weights_proj) are one in bf16.
 
     Tensor parallelism splits the rows (n) of the first and the columns (k) of the second linear of each pair;
     linears that make latents or route are whole. kv_b also projects the cached prefix of a chunked prompt
@@ -52,42 +52,51 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
     shared = parallel.split(shared_width, "shared expert columns", model)
     vocabulary = parallel.split(model.vocab_size, "vocabulary rows", model)
 
-    def both(name: str, n: int, k: int, calls: int) -> Linear:
+    def in_all_steps(name: str, n: int, k: int, calls: int) -> Linear:
         return Linear(name, n, k, model.kind(name), calls, calls)
 
     if model.q_lora_rank:
         first = [
-            both("qkv_a", model.q_lora_rank + latent + rope, hidden, layers),
-            both("q_b", heads * (nope + rope), model.q_lora_rank, layers),
+            in_all_steps("qkv_a", model.q_lora_rank + latent + rope, hidden, layers),
+            in_all_steps("q_b", heads * (nope + rope), model.q_lora_rank, layers),
         ]
     else:
         first = [
-            both("q", heads * (nope + rope), hidden, layers),
-            both("kv_a", latent + rope, hidden, layers),
+            in_all_steps("q", heads * (nope + rope), hidden, layers),
+            in_all_steps("kv_a", latent + rope, hidden, layers),
         ]
     if model.index_topk:
         width, indexers = model.index_n_heads * model.index_head_dim, model.indexers
-        first.append(both("indexer wq_b", width, model.q_lora_rank, indexers))
-        small = model.index_head_dim + model.index_n_heads
-        first.append(Linear("indexer wk", small, hidden, BF16, indexers, indexers))
-    every = [
+        first.append(in_all_steps("indexer wq_b", width, model.q_lora_rank, indexers))
+        small_width = model.index_head_dim + model.index_n_heads  # of wk, and of weights_proj
+        first.append(Linear("indexer wk", small_width, hidden, BF16, indexers, indexers))
+    all_linears = [
         *first,
         Linear("w_uk", latent, nope, BATCHED, layers, 0, batch=heads),
         Linear("w_uv", value, latent, BATCHED, layers, 0, batch=heads),
         Linear("kv_b", heads * (nope + value), latent, model.kind("kv_b"), 0, layers),
-        both("o_proj", hidden, heads * value, layers),
-        both("dense gate_up", 2 * dense, hidden, dense_layers),
-        both("dense down", hidden, dense, dense_layers),
-        both("shared gate_up", 2 * shared, hidden, moe_layers),
-        both("shared down", hidden, shared, moe_layers),
+        in_all_steps("o_proj", hidden, heads * value, layers),
+        in_all_steps("dense gate_up", 2 * dense, hidden, dense_layers),
+        in_all_steps("dense down", hidden, dense, dense_layers),
+        in_all_steps("shared gate_up", 2 * shared, hidden, moe_layers),
+        in_all_steps("shared down", hidden, shared, moe_layers),
         Linear("router", model.n_routed_experts, hidden, BF16, moe_layers, moe_layers),
         Linear("lm_head", vocabulary, hidden, BF16, 1, 1),
     ]
-    return [linear for linear in every if linear.n and linear.k]  # without shared experts they have none
+    # The width of shared experts is 0 in a model that has none.
+    return [linear for linear in all_linears if linear.n and linear.k]
 
 
-def block_scale_gemm_sizes(linear: Linear, m: int) -> dict[str, Size]:
-    """The sizes of `block_scale_gemm` for m tokens of a rank. Raises ValueError unless the linear is FP8."""
-    if linear.kind != FP8:
-        raise ValueError(f"linear {linear.name!r} is {linear.kind}, not {FP8}")
-    return {"m": m, "n": linear.n, "k": linear.k}
+def fp8_calls(
+    model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0
+) -> list[tuple[Linear, dict[str, Size], int]]:
+    """The FP8 linears that a rank calls in a step of `tokens` tokens, `prompt` of which are prompt tokens,
+    each with its sizes of `block_scale_gemm` and the number of its calls. A linear that steps without prompt
+    tokens do not call gets only the prompt tokens."""
+    found: list[tuple[Linear, dict[str, Size], int]] = []
+    for linear in linears(model, parallel):
+        calls = linear.prefill_calls if prompt else linear.decode_calls
+        if linear.kind == FP8 and calls:
+            m = tokens if linear.decode_calls else prompt
+            found.append((linear, {"m": m, "n": linear.n, "k": linear.k}, calls))
+    return found

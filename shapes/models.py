@@ -53,7 +53,7 @@ class ModelConfig:
     num_experts_per_tok: int
     vocab_size: int
     q_lora_rank: int = 0
-    """0: queries are projected at once."""
+    """The width of the latent of the queries; 0: they have none."""
     n_group: int = 1
     topk_group: int = 1
     routed_scaling_factor: float = 1.0
@@ -69,16 +69,21 @@ class ModelConfig:
     indexers: int = 0
     """The number of layers with an indexer of their own."""
     weights: str = BF16
+    """The format of the weights but for those of `unquantised`."""
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()
+    """What the ops leave out of the model, by keys of its config.json: `left_out` in keys.toml."""
 
     @staticmethod
     def read(
         name: str, source: str, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None
     ) -> ModelConfig:
-        """quantization: the hf_quant_config.json beside the config.json. Raises KeyError for a key that the
-        config.json lacks, and ValueError for an architecture whose shapes would be wrong."""
+        """Reads the content of a config.json. Raises KeyError for a key that it lacks, and ValueError for an
+        architecture whose shapes would be wrong.
+
+        quantization: the content of the hf_quant_config.json beside it
+        """
         config = _by_common_names(config)
         for key, feature in KEYS["refused"].items():
             if config.get(key):
@@ -97,16 +102,12 @@ class ModelConfig:
         if not quantization:
             # Mistral's params.json has it under the second name.
             quantization = config.get("quantization_config") or config.get("quantization") or {}
-        weights, unquantised = _weights(quantization)
+        weights, patterns = _weights(quantization)
         return ModelConfig(
-            name,
-            source,
-            **values,
-            indexers=indexers,
-            weights=weights,
-            unquantised=frozenset(_matched(unquantised, layers - 1)),
+            name, source, **values, indexers=indexers, weights=weights,
+            unquantised=frozenset(_unquantised(patterns, layers - 1)),
             left_out=tuple(text for key, text in KEYS["left_out"].items() if config.get(key)),
-        )
+        )  # fmt: skip
 
     def kind(self, name: str) -> str:
         """The format of the weights of a name of MODULES."""
@@ -122,7 +123,7 @@ class ModelConfig:
 
     @property
     def unheld(self) -> dict[str, str]:
-        """Op -> why it is not what the model computes, for the ops that do not hold."""
+        """Op -> the reason, for the ops that do not hold for the model: it computes something else."""
         reasons = {}
         kinds = dict.fromkeys(self.kind(name) for name in self.parts if name != "experts")
         if FP8 not in kinds:
@@ -144,16 +145,16 @@ class ModelConfig:
 
     @property
     def not_modelled(self) -> list[str]:
-        """What the cases leave out of the model or have otherwise, a line each."""
+        """What the cases leave out of the model, or compute in another way, a line each."""
         lines = [f"{op} does not hold: {why}" for op, why in self.unheld.items()]
         if self.index_topk:
             text = f"the indexer's scores and top-k in {self.indexers} layers"
             if "mha_prefill" not in self.unheld:
                 text += f"; mha_prefill holds for prompts of up to {self.index_topk} tokens, which are dense"
             lines.append(text)
-        kept = ", ".join(name for name in self.parts if name in self.unquantised)
-        if kept and self.weights == FP8:
-            lines.append(f"{kept}: {BF16}, not {FP8}")
+        in_bf16 = ", ".join(name for name in self.parts if name in self.unquantised)
+        if in_bf16 and self.weights == FP8:
+            lines.append(f"{in_bf16}: {BF16}, not {FP8}")
         if "mla_decode" not in self.unheld and self.qk_nope_head_dim != 128:
             width = self.qk_nope_head_dim + self.qk_rope_head_dim
             lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")
@@ -199,54 +200,55 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-    """The format of the weights, and patterns of the modules that are not quantised."""
+    """The format of the weights, and patterns of the modules that are not quantised.
+
+    quantization: as DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) have it
+    """
     facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
     unquantised: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
         unquantised += facts.get(key) or ()
     if not facts:
         return BF16, unquantised
-    group: Mapping[str, Any] = {}  # of compressed-tensors: how weights are quantised
-    for candidate in (facts.get("config_groups") or {}).values():
-        if candidate.get("weights"):
-            group = candidate["weights"]
-            break
-    block = facts.get("weight_block_size") or group.get("block_structure")
-    bits = f"{group.get('type', 'float')}{group.get('num_bits', 8)}"
+    groups = (facts.get("config_groups") or {}).values()
+    of_weights: Mapping[str, Any] = next((g["weights"] for g in groups if g.get("weights")), {})
+    block = facts.get("weight_block_size") or of_weights.get("block_structure")
+    dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"
     method = facts.get("quant_method")
     algorithm = facts.get("quant_algo")
-    has_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
-    if has_blocks and block == [128, 128] and bits == "float8":
+    may_have_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
+    if may_have_blocks and block == [128, 128] and dtype == "float8":
         return FP8, unquantised
-    words = [algorithm or facts.get("format") or method or ""]
-    if group and not algorithm:
-        words.append(bits)
-    return " ".join(words).strip() or "quantised in an unknown way", unquantised
+    if algorithm:
+        return algorithm, unquantised
+    name = facts.get("format") or method or ""
+    if of_weights:
+        name += f" {dtype}"
+    return name.strip() or "quantised in an unknown way", unquantised
 
 
-def _matched(patterns: Sequence[str], last: int) -> list[str]:
-    """The names of MODULES that a pattern excludes: one of their modules, in the first layer for dense ones,
-    else in the last layer."""
+def _unquantised(patterns: Sequence[str], last_layer: int) -> list[str]:
+    """The names of MODULES of which a pattern matches a module. Asked are the modules of the first layer for
+    the dense MLP, else those of the last layer, which is MoE."""
     names = []
     for name, modules in MODULES.items():
-        layer = 0 if name.startswith("dense") else last
-        for module in modules:
-            full_name = f"model.layers.{layer}.{module}"
-            if any(_names(pattern, full_name) for pattern in patterns):
-                names.append(name)
-                break
+        layer = 0 if name.startswith("dense") else last_layer
+        full_names = [f"model.layers.{layer}.{module}" for module in modules]
+        if any(_matches(pattern, full_name) for pattern in patterns for full_name in full_names):
+            names.append(name)
     return names
 
 
-def _names(pattern: str, module: str) -> bool:
-    """Whether a pattern of a checkpoint names a module: `re:` and a regular expression, a text with `*`, or
-    the name of the module or of parts of it."""
+def _matches(pattern: str, module: str) -> bool:
+    """Whether a pattern of a checkpoint matches the full name of a module. A pattern is `re:` and a regular
+    expression, a text with `*`, or the full name or some of its words, as `self_attn.q_b_proj`."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     return fnmatchcase(module, pattern.removeprefix("language_model.")) or f".{pattern}." in f".{module}."
 
 
 def models() -> list[str]:
+    """The names of the models whose data is here."""
     return sorted(file.stem for file in _DATA.glob("*.json"))
 
 
@@ -257,14 +259,9 @@ def model(name: str) -> ModelConfig:
         raise ValueError(
             f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
         )
-    data = _data(name)
-    config = _data(data["same_as"])["config"] if "same_as" in data else data["config"]
-    return ModelConfig.read(name, data["source"], config, data.get("hf_quant_config"))
-
-
-def _data(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
-    return data
+    data = _object(_DATA / f"{name}.json")
+    owner = _object(_DATA / f"{data['same_as']}.json") if "same_as" in data else data
+    return ModelConfig.read(name, data["source"], owner["config"], data.get("hf_quant_config"))
 
 
 def named_model(name: str) -> ModelConfig:
@@ -296,6 +293,7 @@ def read_model(path: Path) -> ModelConfig:
 
 
 def _object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises OSError, and ValueError for a file that holds none."""
     value = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
         raise ValueError("it holds no JSON object")

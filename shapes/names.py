@@ -1,4 +1,4 @@
-"""What somebody may have meant by a name that nothing has."""
+"""The known names that an unknown name may stand for."""
 
 from __future__ import annotations
 
@@ -9,38 +9,53 @@ from collections.abc import Iterable
 SHORT = 130
 """The most characters of names that one line lists."""
 
-ALSO = {"bs": "batch", "b": "batch", "seqlen": "ctx", "seq": "ctx", "tokens": "m"}
-"""What others call a size -> its name here."""
+OTHER_NAMES = {"bs": "batch", "b": "batch", "seqlen": "ctx", "seq": "ctx", "tokens": "m"}
+"""A size's name in other projects -> its name here."""
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """At most three known names that are like a name or have it as one of their words, the nearest first. One
-    that differs only in capitals or in the signs between its words is the only one."""
-    spelled = {_plain(each): each for each in known}
-    wanted = _plain(name)
-    wanted = ALSO[wanted] if ALSO.get(wanted) in spelled else wanted
-    if not wanted or wanted in spelled:
-        return [spelled[wanted]] if wanted else []
-    like = difflib.get_close_matches(wanted, spelled, 3, cutoff)
-    having = [each for each in spelled if f" {wanted} " in f" {each} "]
-    return [spelled[each] for each in dict.fromkeys([*like, *having])][:3]
+    """At most three known names that are like a name or have it as one of their words, the nearest first. If
+    a known name differs only in capitals or in the signs between its words, it is the only one.
+
+    cutoff: the least likeness, by difflib, from 0 to 1
+    """
+    by_words = {_words(known_name): known_name for known_name in known}
+    words = _words(name)
+    if OTHER_NAMES.get(words) in by_words:
+        words = OTHER_NAMES[words]
+    if not words:
+        return []
+    if words in by_words:
+        return [by_words[words]]
+    similar = difflib.get_close_matches(words, by_words, 3, cutoff)
+    containing = [known_words for known_words in by_words if f" {words} " in f" {known_words} "]
+    return [by_words[known_words] for known_words in dict.fromkeys([*similar, *containing])][:3]
 
 
-def _plain(name: str) -> str:
+def _words(name: str) -> str:
+    """`Block-scale_GEMM` -> `block scale gemm`"""
     return " ".join(re.findall("[a-z0-9]+", name.lower()))
 
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str = "") -> str:
-    """One line on a name that nothing has: `unknown op 'mla'; did you mean mla_decode? ops: ...`.
+    """One line on an unknown name: `unknown op 'mla'; did you mean mla_decode? ops: ...`.
 
-    known: what there is; the line lists it where it is short, or where there is nothing else to say
-    see:   the command that lists it
-    of:    what the names belong to
+    what:  what the name should name: `op`
+    known: the known names. The line lists them if the list is short, or if there is nothing else to say
+    see:   the command that lists them
+    of:    what the known names belong to
     """
     names = list(known)
-    *others, last = near(name, names) or [""]
-    meant = f" did you mean {' or '.join(filter(None, [', '.join(others), last]))}?" if last else ""
-    there = f" {what[:-1] + 'ie' if what.endswith('y') else what}s: {', '.join(names)}"
-    if len(there) > SHORT and (see or meant):
-        there = f" `{see}` shows all" if see else ""
-    return f"unknown {what} {name!r}{f' of {of}' if of else ''};{meant}{there}"
+    line = f"unknown {what} {name!r}"
+    if of:
+        line += f" of {of}"
+    line += ";"
+    meant = near(name, names)
+    if meant:
+        *others, last = meant
+        line += f" did you mean {', '.join(others)} or {last}?" if others else f" did you mean {last}?"
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    listed = f" {plural}: {', '.join(names)}"
+    if len(listed) <= SHORT or not (see or meant):
+        return line + listed
+    return f"{line} `{see}` shows all" if see else line

@@ -9,21 +9,24 @@ zipf:S    every token draws experts in proportion to rank^-S, where the ranks ar
 one       every token picks the same experts
 
 One base routing is drawn for each pattern. A seed exchanges experts that lie on one rank and in one group,
-and moves tokens. So the counts and loads, and with them the work, are the same for every seed.
+and moves tokens. So the counts and loads, and with them the work, are the same for every seed. A seed has
+several turns, one for each set of operands that timed calls rotate over (see kernels.operands.Seeds).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, cycle, islice, pairwise
 
 PATTERNS = ("balanced", "uniform", "zipf:S", "one")
 MOST_ZIPF = 2.0
+"""The largest S."""
 MISSES = 64
 """After so many draws in a row of experts that a token cannot pick, it draws among those that it can pick."""
 SAMPLE = 4096
@@ -58,9 +61,9 @@ class Routing:
             raise ValueError(f"shared={self.shared} of a routing must be 0 or 1")
         if self.experts % self.ep:
             raise ValueError(f"ep={self.ep} must divide the {self.experts} experts")
-        if self.topk > self._limit * self._group:
+        if self.topk > self._most_groups * self._group_size:
             raise ValueError(
-                f"topk={self.topk} does not fit into {self._limit} groups of {self._group} experts"
+                f"topk={self.topk} does not fit into {self._most_groups} groups of {self._group_size} experts"
             )
         self._exponent  # noqa: B018 - raises for an unknown pattern
 
@@ -68,27 +71,29 @@ class Routing:
         """The picks of each row in the rank's own numbering: routed experts are 0 .. local - 1, the fused
         shared expert is `local`, and experts of other ranks are -1.
 
-        Neighbouring seeds give every row other experts. Neighbouring turns of one seed hit other experts as
-        long as there are any.
+        Seeds that differ by 1 give every row other experts. Each turn of a seed hits experts that earlier
+        turns did not hit, as long as a group has any on the rank.
         """
-        last = (self.local,) if self.shared else ()
+        shared_pick = (self.local,) if self.shared else ()
         picks = []
         for row in self.global_picks(seed, turn):
             on_rank = tuple(expert if expert < self.local else -1 for expert in row)
-            picks.append(on_rank + last)
+            picks.append(on_rank + shared_pick)
         return tuple(picks)
 
     def global_picks(self, seed: int = 0, turn: int = 0) -> Picks:
         """The picks of the same rows in the layer's numbering, without the shared expert."""
         base = _base(self)
-        exchanged = list(range(self.experts))
+        exchanged = list(range(self.experts))  # expert of the base routing -> expert that takes its place
         for part in base.slices:
             size = len(part.experts)
-            # The hit experts come first in a slice; each turn replaces them by as many others.
-            shift = seed + turn * (part.hit % size or 1)
+            # The hit experts come first in a slice. Each turn replaces them by as many others, or, where all
+            # or none are hit, moves the experts by one.
+            step = part.hit if 0 < part.hit < size else 1
             for i, expert in enumerate(part.experts):
-                exchanged[expert] = part.experts[(i + shift) % size]
-        # Tokens move only once the experts have gone round, as the two moves could cancel out.
+                exchanged[expert] = part.experts[(i + seed + turn * step) % size]
+        # Rows move by one only once the seeds have moved experts round the smallest slice: if both moved with
+        # each seed, the moves could cancel out.
         smallest = min(len(part.experts) for part in base.slices)
         first = seed // smallest % self.tokens
         rows = base.rows[first:] + base.rows[:first]
@@ -131,19 +136,22 @@ class Routing:
         return max(routed) * self.local / sum(routed)
 
     def touched(self, turns: int) -> int:
-        """The number of the rank's experts, with the shared one, that the turns 0 .. turns - 1 hit."""
+        """The number of the rank's experts, with the shared one, that the first `turns` turns of a seed hit
+        together."""
         if turns < 1:
             return 0
         on_rank = [part for part in _base(self).slices if part.experts[0] < self.local]
         return sum(min(len(part.experts), turns * part.hit) for part in on_rank) + self.shared
 
     @property
-    def _group(self) -> int:
+    def _group_size(self) -> int:
+        """The experts of a group; all experts where routing is not limited."""
         return self.experts // self.groups if self.experts % self.groups == 0 else self.experts
 
     @property
-    def _limit(self) -> int:
-        return min(self.group_topk, self.experts // self._group)
+    def _most_groups(self) -> int:
+        """The most groups that the picks of a token lie in."""
+        return min(self.group_topk, self.experts // self._group_size)
 
     @property
     def _exponent(self) -> float | None:
@@ -166,9 +174,9 @@ class _Slice:
     """The experts that lie on one rank and in one group."""
 
     experts: tuple[int, ...]
-    """Those that the base routing hits come first."""
+    """The experts that the base routing hits come first."""
     hit: int
-    """The number of these."""
+    """The number of experts that the base routing hits."""
 
 
 @dataclass(frozen=True)
@@ -176,14 +184,14 @@ class _Base:
     """The routing that all seeds start from."""
 
     rows: Picks
-    """In the layer's numbering."""
+    """The picks of each row in the layer's numbering."""
     slices: tuple[_Slice, ...]
 
 
 @functools.lru_cache(maxsize=32)
 def _base(routing: Routing) -> _Base:
-    arriving = (row for row in _tokens(routing) if min(row) < routing.local)
-    rows = list(islice(arriving, routing.tokens))
+    reaching_rank = (row for row in _tokens(routing) if min(row) < routing.local)
+    rows = list(islice(reaching_rank, routing.tokens))
     order = random.Random("order of tokens and experts")
     order.shuffle(rows)
     hit = {expert for row in rows for expert in row}
@@ -211,7 +219,7 @@ def _reach(routing: Routing) -> float:
 def _slices(routing: Routing) -> list[range]:
     """The experts that lie on one rank and in one group, for each rank and group."""
     of_ranks = range(0, routing.experts + 1, routing.local)
-    of_groups = range(0, routing.experts + 1, routing._group)
+    of_groups = range(0, routing.experts + 1, routing._group_size)
     bounds = sorted({*of_ranks, *of_groups})
     return [range(first, end) for first, end in pairwise(bounds)]
 
@@ -234,44 +242,43 @@ def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
     of every token keep the group limit. If no token has picks of two such sets of groups, tokens of the sets
     alternate.
     """
-    group = routing._group
-    topk = routing.topk
-    for width in range(routing._limit, 0, -1):
-        order = _interleaved(routing, width)
-        rows: list[tuple[int, ...]] = []
-        while not rows or len(rows) * topk % len(order):
-            start = len(rows) * topk
-            rows.append(tuple(order[(start + i) % len(order)] for i in range(topk)))
-        if any(len({expert // group for expert in row}) > routing._limit for row in rows):
+    size, limit, topk = routing._group_size, routing._most_groups, routing.topk
+    for width in range(limit, 0, -1):
+        dealt = cycle(_interleaved(routing, width))
+        count = math.lcm(routing.experts, topk) // topk  # of the tokens until the picks repeat
+        rows = [tuple(islice(dealt, topk)) for _ in range(count)]
+        if any(len({expert // size for expert in row}) > limit for row in rows):
             continue
-        rows_of_set, remainder = divmod(width * group, topk)
-        if remainder or routing.experts // group % width:
-            return rows
-        return [row for i in range(rows_of_set) for row in rows[i::rows_of_set]]
-    raise ValueError(
-        f"no balanced routing has topk={topk} in {routing._limit} of the groups of {group} experts"
-    )
+        sets_are_whole = (routing.experts // size) % width == 0
+        if not sets_are_whole or (width * size) % topk:
+            return rows  # some tokens have picks of two sets
+        tokens_of_set = width * size // topk
+        alternating = []
+        for i in range(tokens_of_set):
+            alternating += rows[i::tokens_of_set]  # the i-th token of each set
+        return alternating
+    raise ValueError(f"no balanced routing has topk={topk} in {limit} of the groups of {size} experts")
 
 
 def _interleaved(routing: Routing, width: int) -> list[int]:
     """All experts: the first of each of `width` groups, then the second of each, and so on; then the same of
-    the next groups."""
-    group = routing._group
+    the next `width` groups."""
+    size = routing._group_size
     order: list[int] = []
-    for start in range(0, routing.experts, width * group):
-        end = min(start + width * group, routing.experts)
-        for i in range(group):
-            order += range(start + i, end, group)
+    for start in range(0, routing.experts, width * size):
+        end = min(start + width * size, routing.experts)
+        for i in range(size):
+            order += range(start + i, end, size)
     return order
 
 
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws experts by their weights. Once a token has reached the group limit, draws of experts of other
-    groups do not count."""
+    """Draws the picks of one token after another by the weights of experts. Draws of experts that a token
+    cannot pick do not count: those that it has, and, once it has reached the group limit, those of other
+    groups."""
     chance = random.Random("picks")
     experts = range(routing.experts)
-    group = routing._group
-    limit = routing._limit
+    size, limit = routing._group_size, routing._most_groups
     weights = [(rank + 1) ** -exponent for rank in experts]
     chance.shuffle(weights)
     sums = list(accumulate(weights))
@@ -280,6 +287,9 @@ def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
         while True:
             yield from chance.choices(experts, cum_weights=sums, k=1024)
 
+    def can_pick(expert: int, row: list[int], groups: set[int]) -> bool:
+        return expert not in row and (len(groups) < limit or expert // size in groups)
+
     draws = draw()
     while True:
         row: list[int] = []
@@ -287,13 +297,13 @@ def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
         misses = 0
         while len(row) < routing.topk:
             expert = next(draws)
-            if expert in row or (len(groups) == limit and expert // group not in groups):
+            if not can_pick(expert, row, groups):
                 misses += 1
                 if misses < MISSES:
                     continue
-                left = [e for e in experts if e not in row and (len(groups) < limit or e // group in groups)]
-                expert = chance.choices(left, [weights[e] for e in left])[0]
+                left = [expert for expert in experts if can_pick(expert, row, groups)]
+                expert = chance.choices(left, [weights[expert] for expert in left])[0]
             row.append(expert)
-            groups.add(expert // group)
+            groups.add(expert // size)
             misses = 0
         yield tuple(row)

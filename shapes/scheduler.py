@@ -29,6 +29,7 @@ class Workload:
     isl: int
     """The most tokens of a prompt (see range_ratio)."""
     osl: int
+    """The most tokens of an answer (see range_ratio)."""
     concurrency: int
     """Requests that are open at a time; num_prompts for an offline batch."""
     num_prompts: int
@@ -79,11 +80,9 @@ class Workload:
     def on_rank(self, dp: int) -> Workload:
         """The share of one of `dp` data-parallel ranks, each of which has its own scheduler."""
         return replace(
-            self,
-            concurrency=-(-self.concurrency // dp),
-            num_prompts=-(-self.num_prompts // dp),
+            self, concurrency=-(-self.concurrency // dp), num_prompts=-(-self.num_prompts // dp),
             arrival_steps=self.arrival_steps * dp,
-        )
+        )  # fmt: skip
 
     def requests(self) -> list[tuple[int, int]]:
         """(tokens in, tokens out) of each request; equal workloads give equal requests."""
@@ -111,15 +110,26 @@ class Phase(NamedTuple):
 @dataclass
 class _Prompt:
     left: int
+    """The prompt tokens that are not prefilled yet."""
     isl: int
     osl: int
 
 
 class _Answer(NamedTuple):
-    """A decoding request. After `count` decode steps of the engine it reads offset + count tokens."""
+    """A decoding request. When the engine has made `count` decode steps, it reads offset + count tokens."""
 
     offset: int
     end: int
+    """The number of decode steps of the engine after which it is complete."""
+
+
+class _Chunk(NamedTuple):
+    """The part of a prompt that the steps of a phase prefill."""
+
+    prompt: _Prompt
+    tokens: int
+    prefix: int
+    """The tokens of the prompt that were prefilled before."""
 
 
 def simulate(workload: Workload) -> Iterator[Phase]:
@@ -137,9 +147,9 @@ def simulate(workload: Workload) -> Iterator[Phase]:
 
     while queue or prompts or answers:
         open_requests = len(prompts) + len(answers)
-        room = queue and open_requests < workload.places
-        arrival = (workload.num_prompts - len(queue)) * workload.arrival_steps
-        if room and arrival <= clock:
+        has_room = bool(queue) and open_requests < workload.places
+        arrival = (workload.num_prompts - len(queue)) * workload.arrival_steps  # of the next request
+        if has_room and arrival <= clock:
             isl, osl = queue.popleft()
             if workload.policy == "disaggregated":
                 start(isl, osl)
@@ -148,43 +158,47 @@ def simulate(workload: Workload) -> Iterator[Phase]:
             continue
 
         ramped = ramped or open_requests == workload.places
-        decoding = answers if workload.policy != "prefill_first" or not prompts else []
-        budget = workload.token_budget - (len(decoding) if workload.policy == "mixed" else 0)
+        decoding = [] if workload.policy == "prefill_first" and prompts else answers
+        budget = workload.token_budget  # of prompt tokens in a step
+        if workload.policy == "mixed":
+            budget -= len(decoding)
+        # The phase lasts until an answer ends, the first prompt no longer fills a step, or a request arrives.
         limits = []
         if decoding:
             limits.append(min(answer.end for answer in decoding) - count)
         if prompts:
             limits.append(max(1, prompts[0].left // budget))
-        if room:
+        if has_room:
             limits.append(math.ceil(arrival - clock))
         steps = min(limits)
 
         taken = _take(prompts, budget * steps, workload.whole_prompts)
-        prefilled = sum(tokens for _, tokens, _ in taken)
-        if (decoding or taken) and (not workload.steady or (ramped and queue)):
+        is_steady = ramped and queue
+        if (decoding or taken) and (is_steady or not workload.steady):
             lengths = tuple(answer.offset + count for answer in decoding)
-            chunks = tuple((tokens // steps, prefix) for _, tokens, prefix in taken)
+            prefilled = sum(chunk.tokens for chunk in taken)
+            chunks = tuple((chunk.tokens // steps, chunk.prefix) for chunk in taken)
             yield Phase(steps, lengths, prefilled // steps, chunks)
 
         clock += steps
         if decoding:
             count += steps
             answers = [answer for answer in answers if answer.end > count]
-        for prompt, _, _ in taken:
-            if not prompt.left:
-                start(prompt.isl, prompt.osl)
+        for chunk in taken:
+            if not chunk.prompt.left:
+                start(chunk.prompt.isl, chunk.prompt.osl)
 
 
-def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[tuple[_Prompt, int, int]]:
-    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue. Returns each
-    prompt with the tokens that were taken now, and those that were taken before."""
-    taken: list[tuple[_Prompt, int, int]] = []
+def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[_Chunk]:
+    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue. whole: see
+    Workload.whole_prompts"""
+    taken: list[_Chunk] = []
     while prompts and budget:
         prompt = prompts[0]
         if whole and taken and prompt.left > budget:
             break
         tokens = min(prompt.left, budget)
-        taken.append((prompt, tokens, prompt.isl - prompt.left))
+        taken.append(_Chunk(prompt, tokens, prompt.isl - prompt.left))
         prompt.left -= tokens
         budget -= tokens
         if not prompt.left:

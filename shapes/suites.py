@@ -12,9 +12,11 @@ import json
 import math
 import pkgutil
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from shapes import cases as _cases
 from shapes.attention import Parallel
@@ -28,14 +30,14 @@ CASE_S = 20.0
 """Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
 interval."""
 
-SPREAD = (
-    ("r1-tp8", R1, Parallel(tp=8)),
-    ("r1-tp4", R1, Parallel(tp=4)),
-    ("r1-dp-ep8", R1, Parallel(dp=8, ep=8)),
-    ("k2-tp8", "kimi-k2", Parallel(tp=8)),
-    ("v32-tp8", "deepseek-v3.2", Parallel(tp=8)),
-)
-"""(name of a suite, model, how it is spread over ranks)."""
+DEPLOYED = {
+    "r1-tp8": (R1, Parallel(tp=8)),
+    "r1-tp4": (R1, Parallel(tp=4)),
+    "r1-dp-ep8": (R1, Parallel(dp=8, ep=8)),
+    "k2-tp8": ("kimi-k2", Parallel(tp=8)),
+    "v32-tp8": ("deepseek-v3.2", Parallel(tp=8)),
+}
+"""Name of a suite -> its model, and how the model is split over ranks."""
 PRODUCTION = (
     "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
     "concurrency 128 (dstack, H200) to 1024"
@@ -48,10 +50,11 @@ OPS: dict[str, ModuleType] = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
     for module in pkgutil.iter_modules(_cases.__path__)
 }
+"""Op -> the module that makes its cases."""
 
 
 def add(op: str, cases: ModuleType) -> None:
-    """Adds the cases of an op of a plug-in: a module with any of the five functions that shapes.cases
+    """Adds the module of an op of a plug-in. It may have any of the five functions that shapes.cases
     names."""
     OPS[op] = cases
     suites.cache_clear()
@@ -59,33 +62,40 @@ def add(op: str, cases: ModuleType) -> None:
 
 @dataclass(frozen=True)
 class Suite:
+    """The cases are those of a file, or a function of the modules of shapes.cases makes them."""
+
     name: str
     description: str
     """One line: what it holds, and the source."""
-    what: str = ""
-    """The function of the modules of shapes.cases that makes its cases."""
+    function: str = ""
+    """The name of the function, `sweep`; empty for a file."""
     model: str = ""
-    """The name of the model that this function gets first; empty for none."""
+    """The name of the model that the function gets as its first argument; empty where it takes no
+    argument."""
     arguments: tuple[object, ...] = ()
-    """What it gets after that."""
-    read: tuple[Case, ...] = ()
-    """The cases of a file."""
+    """The other arguments of the function."""
+    of_file: tuple[Case, ...] = ()
+    """The cases of the file."""
     per_case_s: float = CASE_S
     """The least seconds of measuring for each case."""
 
     def cases(self, op: str) -> list[Case]:
         """The cases of an op, whose weights sum to 1; empty if it has none."""
-        cases = [case for case in self.read if case.op == op]
-        make = getattr(OPS.get(op), self.what, None) if self.what else None
-        if make and not self.model:
-            cases = make()
-        elif make and op not in (model := named_model(self.model)).unheld:
-            cases = make(model, *self.arguments)
+        cases = self._made(op) if self.function else [case for case in self.of_file if case.op == op]
         total = sum(case.weight for case in cases)
         return [replace(case, weight=case.weight / total) for case in merge(cases)]
 
-    def without(self, op: str) -> str:
-        """That it has no cases for an op, and why."""
+    def _made(self, op: str) -> list[Case]:
+        make = getattr(OPS.get(op), self.function, None)
+        if make is None:  # the op is unknown, or its plug-in has no cases of this kind
+            return []
+        if not self.model:
+            return list(make())
+        model = named_model(self.model)
+        return [] if op in model.unheld else list(make(model, *self.arguments))
+
+    def why_no_cases(self, op: str) -> str:
+        """One line for an op without cases: it says so, and why if the model is the reason."""
         why = named_model(self.model).unheld.get(op) if self.model else None
         return f"suite {self.name!r} has no cases for {op}{f': {why}' if why else ''}"
 
@@ -95,47 +105,48 @@ def suites() -> dict[str, Suite]:
     """Name -> suite: the general suites, then one for each documented workload."""
     text = "seconds on any machine: small and ragged, with every kind of remainder"
     found = [Suite("smoke", text, "smoke", per_case_s=3.0)]
-    for name, model, parallel in SPREAD:
-        found += [_spread(name, model, parallel, drafts) for drafts in (DRAFTS if model == R1 else (0,))]
+    for name, (model, parallel) in DEPLOYED.items():
+        found += [_deployed(name, model, parallel, drafts) for drafts in (DRAFTS if model == R1 else (0,))]
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
         found.append(Suite(name, text, "served", R1, (run,)))
     return {suite.name: suite for suite in found}
 
 
-def _spread(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
-    what, text = "sweep", "3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
+def _deployed(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
+    function, text = "sweep", "3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
     if parallel.dp > 1:
-        what, text = "production", PRODUCTION
+        function, text = "production", PRODUCTION
     if drafts:
         name = f"{name}-mtp{drafts}"
         text += f"; each step verifies {drafts} draft{'s' if drafts > 1 else ''} a request"
-    return Suite(name, f"{model} {parallel.text}: {text}", what, model, (parallel, drafts))
+    return Suite(name, f"{model} {parallel.text}: {text}", function, model, (parallel, drafts))
 
 
 def suite(name: str) -> Suite:
-    """A suite by its name, a file of cases (NAME.json, see cases_file), or one like r1-tp8-mtp3 or r1-dp-ep8
-    of another model, which shapes.models names or reads from a path: `kimi-k2-tp4-mtp2`, `kimi-k2-dp8-ep8`;
-    at most 7 drafts. Raises ValueError, which lists the suites, for an unknown name."""
+    """A suite by its name, or the cases of a file NAME.json (see cases_file). A name may also be composed as
+    MODEL-tpN-dpN-epN-mtpDRAFTS of at least one degree, or as SUITE-mtpDRAFTS of a suite of DEPLOYED:
+    `kimi-k2-tp4-mtp2`, `r1-tp4-mtp2`. MODEL is one that shapes.models names, or a path. Raises ValueError,
+    which lists the suites, for an unknown name."""
     if name.endswith(".json"):
-        return Suite(name, f"cases in {name}", read=tuple(cases_file(name).cases))
+        return Suite(name, f"cases in {name}", of_file=tuple(cases_file(name).cases))
     if name in suites():
         return suites()[name]
-    match = re.fullmatch(r"(.+?)(?:-mtp(\w*))?", name)
-    base, drafts = match.groups() if match else (name, None)
-    known = {each: (model, parallel) for each, model, parallel in SPREAD}
-    degrees = re.fullmatch(r"(.+?)((?:-(?:tp|dp|ep)\d+)+)", base)
-    if base not in known and not degrees:
+    match = re.fullmatch(r"(?P<base>.+?)(?:-mtp(?P<drafts>\w*))?", name)
+    base, drafts = (match["base"], match["drafts"]) if match else (name, None)
+    degrees = re.fullmatch(r"(?P<model>.+?)(?P<degrees>(?:-(?:tp|dp|ep)\d+)+)", base)
+    if base not in DEPLOYED and not degrees:
         raise ValueError(unknown("suite", name, suites(), "list suites"))
     if drafts is not None and drafts not in map(str, range(1, MOST_QUERIES)):
         raise ValueError(f"suite {name!r}: {base}-mtpN takes 1 to {MOST_QUERIES - 1} drafts")
-    if degrees and base not in known:
-        named_model(degrees[1])
-        given = [(degree[:2], int(degree[2:])) for degree in degrees[2].split("-")[1:]]
-        if len(dict(given)) < len(given):
-            raise ValueError(f"suite {name!r} has a degree twice")
-        known[base] = degrees[1], Parallel(**dict(given))
-    return _spread(base, *known[base], int(drafts or 0))
+    if base in DEPLOYED or degrees is None:
+        return _deployed(base, *DEPLOYED[base], int(drafts or 0))
+    named_model(degrees["model"])  # raises ValueError for an unknown model
+    pairs = re.findall(r"(tp|dp|ep)(\d+)", degrees["degrees"])
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(f"suite {name!r} has a degree twice")
+    parallel = Parallel(**{degree: int(number) for degree, number in pairs})
+    return _deployed(base, degrees["model"], parallel, int(drafts or 0))
 
 
 LOAD = ("isl", "osl", "concurrency", "range_ratio")
@@ -147,9 +158,9 @@ class CasesFile:
 
     cases: list[Case]
     load: dict[str, float]
-    """The load that it was read from, by LOAD; empty where that is not known."""
+    """The LOAD of the traffic that the cases were made from; empty where it is not known."""
     deployment: str
-    """As Deployment.text has it; empty where that is not known."""
+    """As Deployment.text has it; empty where it is not known."""
 
     @property
     def drafts(self) -> set[int]:
@@ -166,28 +177,21 @@ def cases_file(path: str) -> CasesFile:
 
     Only cases with op and sizes are needed. Raises ValueError."""
     try:
-        read = json.loads(Path(path).read_text(encoding="utf-8"))
-        rows = [(row, parse(row["sizes"])) for row in read["cases"]]
-        cases = [
-            Case(
-                str(row["op"]),
-                {name: int(text) if text.isdecimal() else text for name, text in sizes[0].items()},
-                place=str(row.get("place") or path),
-                weight=float(row.get("weight", 1.0)),
-            )
-            for row, sizes in rows
-        ]
-        load = {name: float(read["load"][name]) for name in LOAD} if read.get("load") else {}
-        deployment = " ".join(str(read.get("deployment") or "").split())
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        made = [_case_of(row, path) for row in document["cases"]]
+        load = {name: float(document["load"][name]) for name in LOAD} if document.get("load") else {}
+        deployment = " ".join(str(document.get("deployment") or "").split())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ValueError(f"cannot read cases in {path}: {why}; `shapes from` writes such files") from None
-    if wrong := next((case.op for case in cases if case.op not in OPS), None):
-        raise ValueError(f"cannot read cases in {path}: no op {wrong!r}")
+    cases = [case for case in made if case]
+    for case in cases:
+        if case.op not in OPS:
+            raise ValueError(f"cannot read cases in {path}: no op {case.op!r}")
     numbers = [*(case.weight for case in cases), *load.values()]
-    if not cases or not all(0 < n < math.inf for n in numbers) or any(len(sizes) > 1 for _, sizes in rows):
+    if not cases or None in made or not all(0 < number < math.inf for number in numbers):
         raise ValueError(
             f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
             "load are above 0"
@@ -197,11 +201,22 @@ def cases_file(path: str) -> CasesFile:
     return CasesFile(cases, load, deployment)
 
 
+def _case_of(row: Mapping[str, Any], path: str) -> Case | None:
+    """The case of a row of a file of cases; None if its sizes are those of several cases."""
+    combinations = parse(row["sizes"])
+    if len(combinations) > 1:
+        return None
+    (texts,) = combinations
+    sizes = {name: int(text) if text.isdecimal() else text for name, text in texts.items()}
+    place = str(row.get("place") or path)
+    return Case(str(row["op"]), sizes, place=place, weight=float(row.get("weight", 1.0)))
+
+
 def ragged(op: str, q: int = 1) -> list[Case]:
     """Small cases of uneven sizes, at which each implementation that is timed is checked too; an op that has
-    none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes,
-    and q, the query tokens of each sequence in MLA decode, though they have room for so many."""
+    none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes and
+    q. q: the least tokens of a sequence in MLA decode, which has so many query tokens"""
     make = getattr(OPS.get(op), "ragged", None)
     if make is None:
         return suites()["smoke"].cases(op)
-    return make(q) if q > 1 else make()  # only mla_decode's takes it
+    return make(q) if q > 1 else make()  # only the function of mla_decode takes q

@@ -13,11 +13,14 @@ from shapes.toml import read_toml
 
 @dataclass(frozen=True)
 class Documented:
+    """A workload, the deployment that served it, and the document that says so."""
+
     workload: Workload
     parallel: Parallel
     source: str
     """What ran, and which document says so."""
     kv: str = "bf16"
+    """The dtype of the KV cache."""
 
     @property
     def on_rank(self) -> Workload:
@@ -30,11 +33,11 @@ def documented() -> dict[str, Documented]:
     for run in read_toml(Path(__file__).with_suffix(".toml"))["run"]:
         parallel, kv = Parallel(**run.get("parallel", {"tp": 8})), run.get("kv", "bf16")
         for osl, concurrency in itertools.product(run["osl"], run["concurrency"]):
-            how = {"osl": osl, "concurrency": concurrency, "num_prompts": concurrency, **run["workload"]}
-            if "itl_ms" in run:
-                how["arrival_steps"] = 1000 / (run["requests_per_s"] * run["itl_ms"])
-            workload = Workload(**how)
+            values = {"osl": osl, "concurrency": concurrency, "num_prompts": concurrency, **run["workload"]}
+            if "itl_ms" in run:  # the mean inter-token latency, which is the time of a step
+                values["arrival_steps"] = 1000 / (run["requests_per_s"] * run["itl_ms"])
+            workload = Workload(**values)
             running = f", {workload.places} running" if workload.places < concurrency else ""
-            source = run["source"].format(running=running, **how)
-            found[run["name"].format(**how)] = Documented(workload, parallel, source, kv)
+            source = run["source"].format(running=running, **values)
+            found[run["name"].format(**values)] = Documented(workload, parallel, source, kv)
     return found

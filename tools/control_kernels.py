@@ -3,7 +3,6 @@ name, and the baseline with a sleep of the device after each call, which makes i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +12,19 @@ from kernels.block_scale_gemm.providers.torch_eager import bf16
 from kernels.op import Prepared, Unsupported
 
 CYCLES: dict[Any, int] = {}
-"""Share and sizes -> cycles of the sleep. Measuring takes half a second and is done once for all blocks."""
+"""(share, sizes, boundary) -> cycles of the sleep. Measuring them takes half a second; it is done once for
+all blocks of a run."""
 
 
 class Again(bf16):
-    """torch.bf16 itself."""
+    """torch.bf16 itself. Its verdict against torch.bf16 has to be `same`."""
 
     name = "control.again"
     op = "block_scale_gemm"
 
 
 class Handicapped(bf16):
-    """torch.bf16, then a sleep of 2 % of its time."""
+    """torch.bf16, then a sleep of 2 % of its time. Its verdict has to be `slower`."""
 
     name = "control.handicapped"
     op = "block_scale_gemm"
@@ -49,26 +49,32 @@ class Handicapped(bf16):
 
 
 def sleep_cycles(call: Callable[[], object], share: float) -> int:
-    """The cycles of a sleep that lasts the given share of a call. Raises Unsupported if that is too short."""
+    """The cycles of a sleep that lasts the given share of a call. Raises Unsupported if that time is too
+    short."""
 
     def seconds(work: Callable[[], object]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(50_000_000)
-        start.record()
-        for _ in range(20):
-            work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / 20
+        """Of one of 20 calls, the least of 5 times."""
+        times = []
+        for _ in range(5):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(50_000_000)  # some 30 ms, in which all calls are launched
+            start.record()
+            for _ in range(20):
+                work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3 / 20)
+        return min(times)
 
-    seconds(call)
-    # A sleep has a fixed cost, so two sleeps give the slope and the intercept of its time.
-    sleeps = [functools.partial(torch.cuda._sleep, cycles) for cycles in (10_000, 1_000_000)]
-    short, long, called = (min(seconds(work) for _ in range(5)) for work in (*sleeps, call))
-    slope = (long - short) / 990_000
-    start = short - 10_000 * slope
-    cycles = int((share * called - start) / slope)
+    seconds(call)  # a warm-up
+    # A sleep has a fixed cost, so two sleeps give the cost and the time of a cycle.
+    few, many = 10_000, 1_000_000
+    short_s = seconds(lambda: torch.cuda._sleep(few))
+    long_s = seconds(lambda: torch.cuda._sleep(many))
+    cycle_s = (long_s - short_s) / (many - few)
+    fixed_s = short_s - few * cycle_s
+    cycles = int((share * seconds(call) - fixed_s) / cycle_s)
     if cycles < 1:
-        raise Unsupported(f"{share:.0%} of a call is less than a device sleep's {start * 1e6:.1f} us")
+        raise Unsupported(f"{share:.0%} of a call is less than a device sleep's {fixed_s * 1e6:.1f} us")
     return cycles

@@ -1,4 +1,5 @@
-"""Says which lines of an engine's source that kernels/engines records moved in another release.
+"""Says which lines of an engine's source moved in another release. The lines are those that kernels/engines
+records.
 
     python -m tools.moved_lines vllm NEW --from OLD [--write]
 
@@ -28,38 +29,44 @@ parsed = functools.cache(ast.parse)
 
 @dataclass(frozen=True)
 class Recorded:
-    """A line of an engine's source that is recorded here."""
+    """A line of an engine's source, as an entry of kernels/engines records it."""
 
-    where: str
+    toml_line: int
+    """The line of the entry that has the number."""
     file: str
     line: int
     function: str
-    """The function or constant that contains the line."""
+    """The function or constant that contains the line, with the classes around it: `Class.function`."""
 
 
-def entries(text: str, where: str) -> Iterator[Recorded]:
+def entries(text: str) -> Iterator[Recorded]:
+    """All entries in the text of a TOML file of kernels/engines."""
     for entry in ENTRY.finditer(text):
-        number = text.count("\n", 0, entry.start(2)) + 1
-        yield Recorded(f"{where}:{number}", entry[1], int(entry[2]), entry[3])
+        toml_line = text.count("\n", 0, entry.start(2)) + 1
+        yield Recorded(toml_line, entry[1], int(entry[2]), entry[3])
 
 
 def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
-    """The line at which a function begins, and its lines. A function that is gone has no lines. Raises
-    SyntaxError."""
+    """The number of the line at which a function begins, and its lines. A function that is gone has no lines.
+    Raises SyntaxError."""
     lines = text.splitlines()
-    node: ast.AST | None = parsed(text)
+    node: ast.AST = parsed(text)
     for name in function.split("."):
-        node = next((each for each in ast.walk(node) if name in _names(each)), None) if node else None
-    if not isinstance(node, ast.stmt):
-        return 1, ()
+        named = [inner for inner in ast.walk(node) if name in _names(inner)]
+        if not named:
+            return 1, ()
+        node = named[0]
+    assert isinstance(node, ast.stmt)
     return node.lineno, tuple(lines[node.lineno - 1 : node.end_lineno])
 
 
 def _names(node: ast.AST) -> list[str]:
+    """The names that a node of a syntax tree defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
-    targets = getattr(node, "targets", [getattr(node, "target", None)])
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [node.target.id] if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else []
 
 
 def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
@@ -69,26 +76,31 @@ def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
     """
     text = new.text(recorded.file) if new.has(recorded.file) else ""
     try:
-        first, lines = part_of(text, recorded.function)
-        before, were = part_of(old.text(recorded.file), recorded.function) if old else (first, lines)
+        new_first, new_lines = part_of(text, recorded.function)
+        old_first, old_lines = new_first, new_lines
+        if old:
+            old_first, old_lines = part_of(old.text(recorded.file), recorded.function)
     except SyntaxError as error:
         return f"its file cannot be parsed by this Python, line {error.lineno}"
-    if not lines:
+    if not new_lines:
         return "its function is gone" if text else "its file is gone"
-    at = recorded.line - before
-    if not 0 <= at < len(were):
-        return "it is not there in the old release" if old else f"its function begins at line {first}"
-    now = first + _kept(were, lines)[at] if at in _kept(were, lines) else 0
-    if were != lines:
-        return f"its function changed, and the line {f'is now {now}' if now else 'too'}"
+    index = recorded.line - old_first
+    if not 0 <= index < len(old_lines):
+        return "it is not there in the old release" if old else f"its function begins at line {new_first}"
+    new_index = _unchanged(old_lines, new_lines).get(index)
+    if new_index is None:
+        return "its function changed, and the line too"
+    now = new_first + new_index
+    if old_lines != new_lines:
+        return f"its function changed, and the line is now {now}"
     return "" if now == recorded.line else f"{MOVED}{now}"
 
 
 @functools.cache
-def _kept(were: tuple[str, ...], lines: tuple[str, ...]) -> dict[int, int]:
+def _unchanged(old_lines: tuple[str, ...], new_lines: tuple[str, ...]) -> dict[int, int]:
     """Old index -> new index of each line that did not change."""
-    blocks = difflib.SequenceMatcher(None, were, lines, autojunk=False).get_matching_blocks()
-    return {block.a + at: block.b + at for block in blocks for at in range(block.size)}
+    blocks = difflib.SequenceMatcher(None, old_lines, new_lines, autojunk=False).get_matching_blocks()
+    return {block.a + i: block.b + i for block in blocks for i in range(block.size)}
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -97,27 +109,29 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("new", type=Path)
     parser.add_argument("--from", dest="old", type=Path)
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args(arguments)
-    toml = f"kernels/engines/{given.engine}.toml"
+    options = parser.parse_args(arguments)
+    toml = f"kernels/engines/{options.engine}.toml"
     text = (root / toml).read_text()
     try:
-        new, old = Files(given.engine, given.new), Files(given.engine, given.old) if given.old else None
+        new = Files(options.engine, options.new)
+        old = Files(options.engine, options.old) if options.old else None
         is_read_in_old = old is not None and f'version = "{old.version}"' in text
-        if (given.write or old) and not is_read_in_old:
+        if (options.write or old) and not is_read_in_old:
             parser.error(f"--from takes the release that {toml} names, and --write needs it")
-        found = [(each, verdict(each, old, new)) for each in entries(text, toml)]
+        verdicts = [(entry, verdict(entry, old, new)) for entry in entries(text)]
     except TableError as error:
         parser.error(str(error))
-    if given.write:
+    if options.write:
         lines = text.splitlines(keepends=True)
-        for each, said in found:
-            if said.startswith(MOVED):
-                lines[int(each.where.rpartition(":")[2]) - 1] = f"line = {said.removeprefix(MOVED)}\n"
+        for entry, what in verdicts:
+            if what.startswith(MOVED):
+                lines[entry.toml_line - 1] = f"line = {what.removeprefix(MOVED)}\n"
         (root / toml).write_text("".join(lines))
-    moved = [(each, said) for each, said in found if said]
-    for each, said in moved:
-        print(f"{each.where}: {each.file}:{each.line} {each.function}: {said}")
-    print(f"{given.engine} {new.version}: {len(found) - len(moved)} of {len(found)} lines in their place")
+    moved = [(entry, what) for entry, what in verdicts if what]
+    for entry, what in moved:
+        print(f"{toml}:{entry.toml_line}: {entry.file}:{entry.line} {entry.function}: {what}")
+    in_place = len(verdicts) - len(moved)
+    print(f"{options.engine} {new.version}: {in_place} of {len(verdicts)} lines in their place")
     return 1 if moved else 0
 
 

@@ -1,4 +1,4 @@
-"""Records the signatures that releases of a library have at the places which implementations (rows) use.
+"""Records the signatures of a library's functions that implementations (rows) use, for each release.
 
     python -m tools.record_signatures FOLDER [LIBRARY ...]
 
@@ -30,11 +30,13 @@ GITHUB = "https://github.com/"
 
 @dataclass(frozen=True)
 class Source:
-    """A distribution with a version on pypi, or a repository with a tag or commit on github."""
+    """Where a release is: a distribution on pypi, or a repository on github."""
 
     origin: str
+    """`pypi` or `github`"""
     name: str
     at: str
+    """A version on pypi, a tag or a commit on github."""
 
     @staticmethod
     def parse(text: str) -> Source:
@@ -52,7 +54,8 @@ class Source:
             return checkout if checkout.is_dir() else None
         return next(folder.glob(f"{self.name.replace('-', '_')}-{self.at}-*.whl"), None)
 
-    def bring(self, folder: Path) -> None:
+    def download(self, folder: Path) -> None:
+        """Puts the wheel or checkout into the folder. Raises SystemExit."""
         if self.origin == "github":
             checkout = str(self._checkout(folder))
             _call("git", "init", "--quiet", checkout)
@@ -71,19 +74,19 @@ def _call(*command: str) -> None:
         raise SystemExit(f"failed: {' '.join(command)}")
 
 
-def taken(library: str) -> list[str]:
-    """The places of a library that rows use."""
+def used_places(library: str) -> list[str]:
+    """The places of a library, `module.function`, that rows use."""
     return sorted({place for row in rows() for place in places(row, library)})
 
 
-def read(library: str, path: Path) -> dict[str, str | None]:
+def signatures(library: str, path: Path) -> dict[str, str | None]:
     """Place -> its signature; None if the release has no such place, `""` if its sources have no
     signature."""
     source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")
     texts: dict[str, str | None] = {}
-    for place in taken(library):
+    for place in used_places(library):
         try:
             signature = source.signature(place)
             texts[place] = "" if signature is None else str(signature)
@@ -96,20 +99,23 @@ def record(library: str, releases: list[dict[str, str]], folder: Path, data: Pat
     """Writes the file of a library and returns its path. A release that is not in the folder is kept as it
     was recorded if all places were recorded; else it is downloaded."""
     file = data / f"{library}.json"
-    before = json.loads(file.read_text())["releases"] if file.exists() else []
-    whole = [old for old in before if sorted(old["signatures"]) == taken(library)]
-    known: dict[str, dict[str, str | None]] = {old.get("source"): old["signatures"] for old in whole}
+    old_releases = json.loads(file.read_text())["releases"] if file.exists() else []
+    complete: dict[str, dict[str, str | None]] = {
+        old.get("source"): old["signatures"]
+        for old in old_releases
+        if sorted(old["signatures"]) == used_places(library)
+    }
     recorded = []
     for release in sorted(releases, key=lambda release: Version(release["version"])):
         source = Source.parse(release["source"])
         path = source.within(folder)
-        if path is None and release["source"] not in known:
-            source.bring(folder)
+        if path is None and release["source"] not in complete:
+            source.download(folder)
             path = source.within(folder)
             if path is None:
                 raise SystemExit(f"{folder} has no {release['source']}")
-        signatures = read(library, path) if path else known[release["source"]]
-        recorded.append({**release, "signatures": signatures})
+        texts = signatures(library, path) if path else complete[release["source"]]
+        recorded.append({**release, "signatures": texts})
     data.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n")
     return file
@@ -119,13 +125,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("libraries", nargs="*")
-    given = parser.parse_args()
+    options = parser.parse_args()
     releases = read_toml(RELEASES)
-    if unknown := set(given.libraries) - set(releases):
-        parser.error(f"{RELEASES.relative_to(ROOT)} lists no {', '.join(sorted(unknown))}")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for library in given.libraries or releases:
-        print(record(library, releases[library], given.folder).relative_to(ROOT), flush=True)
+    unknown = sorted(set(options.libraries) - set(releases))
+    if unknown:
+        parser.error(f"{RELEASES.relative_to(ROOT)} lists no {', '.join(unknown)}")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for library in options.libraries or releases:
+        print(record(library, releases[library], options.folder).relative_to(ROOT), flush=True)
 
 
 if __name__ == "__main__":

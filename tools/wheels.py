@@ -19,22 +19,32 @@ from pathlib import Path
 
 from set_up import WHEELS, SetUpError, name_of, need_pip, pip, read_pins, read_project, say
 
-IMAGE = ("numpy", "pandas", "scipy")  # 60 MB, which images with torch have
-TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")  # Linux since 2018
+IMAGE = ("numpy", "pandas", "scipy")
+"""Packages of 60 MB, which images with torch have."""
+TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+"""Tags of wheels that a Linux of 2018 or later takes."""
 
 
-def wanted(lines: list[str], python: str, machine: str) -> list[str]:
-    """The requirements that apply on the node, without their markers, which pip would apply to its own
-    Python."""
+def applying(requirements: list[str], python: str, machine: str) -> list[str]:
+    """The requirements that apply on the node, without their markers: pip would apply these to the Python
+    that it runs in."""
     from pip._vendor.packaging.requirements import Requirement
 
-    there = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}
-    markers = ((line, Requirement(line).marker) for line in lines)
-    return [line.split(";")[0].strip() for line, marker in markers if not marker or marker.evaluate(there)]
+    node = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}
+    found = []
+    for text in requirements:
+        marker = Requirement(text).marker
+        if not marker or marker.evaluate(node):
+            found.append(text.split(";")[0].strip())
+    return found
 
 
 def make(folder: Path, python: str, machine: str, everything: bool) -> None:
-    """Raises SetUpError if pip cannot fetch the wheels, or the folder was not made by this command."""
+    """Makes the folder, or makes it anew. Raises SetUpError if pip cannot fetch the wheels, or the folder was
+    not made by this command.
+
+    python, machine: those of the node; everything: whether the packages of IMAGE and of `report` are fetched
+    """
     if not re.fullmatch(r"3\.1\d", python):
         raise SetUpError(f"FOR={python}: name the node's Python, 3.10 or later, such as FOR=3.12")
     if folder.exists() and not (folder / WHEELS).exists():
@@ -42,17 +52,22 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     need_pip()
     project = read_project()
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["nvidia"], *(extras["pictures"] if everything else [])]
-    left = ("torch", "triton", *(() if everything else IMAGE))
-    requirements = [r for r in wanted(lines, python, machine) if name_of(r) not in left]
+    requirements = [*project["dependencies"], *extras["nvidia"]]
+    of_image = ["torch", "triton"]
+    if everything:
+        requirements += extras["pictures"]
+    else:
+        of_image += IMAGE
+    to_fetch = [text for text in applying(requirements, python, machine) if name_of(text) not in of_image]
     fresh = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     pins = fresh / "constraints.txt"
-    pins.write_text("".join(f"{pin}\n" for pin in wanted(read_pins(), python, machine)))
+    pins.write_text("".join(f"{pin}\n" for pin in applying(read_pins(), python, machine)))
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-    target += [word for tag in TAGS for word in ("--platform", f"{tag}_{machine}")]
-    output, reason = pip(sys.executable, "download", "-c", pins, "-d", fresh, *target, *requirements)
+    for tag in TAGS:
+        target += ["--platform", f"{tag}_{machine}"]
+    output, reason = pip(sys.executable, "download", "-c", pins, "-d", fresh, *target, *to_fetch)
     if reason:
         print(output, file=sys.stderr)
         raise SetUpError(f"the wheels cannot be fetched: {reason}")
@@ -60,16 +75,14 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     files = sorted(fresh.iterdir())
     size = sum(file.stat().st_size for file in files)
     about = {
-        "python": python,
-        "machine": machine,
-        "image": [name for name in IMAGE if name in left],
+        "python": python, "machine": machine, "image": [] if everything else list(IMAGE),
         "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
-    }
+    }  # fmt: skip
     (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n")
     if folder.exists():
-        old = json.loads((folder / WHEELS).read_text())["sha256"]
+        ours = {WHEELS, *json.loads((folder / WHEELS).read_text())["sha256"]}
         for file in folder.iterdir():  # keep the wheels that the user added
-            if file.name not in {*old, WHEELS} and not (fresh / file.name).exists():
+            if file.name not in ours and not (fresh / file.name).exists():
                 file.rename(fresh / file.name)
         shutil.rmtree(folder)
     fresh.rename(folder)

@@ -26,43 +26,57 @@ from kernels.tuning import TUNED
 FILE = DATA / "evidence.json"
 TUNING, ENGINES = (ROOT / "kernels" / name / "README.md" for name in ("tuned", "engines"))
 STATUS = {"checked": "interpreted", "ok": "measured"}
+"""Status of a recorded cell -> the kind of evidence that it is."""
 
 
-def evidence() -> dict[str, dict[str, dict[str, int]]]:
-    """Implementation -> its evidence (see harness/catalogue/architectures.py)."""
-    own = {i.name: i.op for op in kernels.OPS for i in implementations(op)}
-    known: dict[str, dict[str, dict[str, int]]] = {name: {} for name in own}
+Evidence = dict[str, dict[str, int]]
+"""Architecture -> kind of evidence, one of KINDS -> number of cases or configurations (see
+harness/catalogue/architectures.py)."""
+
+
+def evidence() -> dict[str, Evidence]:
+    """The evidence of each of the suite's own kernels."""
+    op_of = {
+        implementation.name: implementation.op for op in kernels.OPS for implementation in implementations(op)
+    }
+    known: dict[str, Evidence] = {name: {} for name in op_of}
     frame = results.load(ROOT / "results" / "*" / "*")
     for (name, kind, arch, status), rows in frame.groupby(["impl", "platform", "arch", "status"]):
-        if name in own and status in STATUS:
-            cases = rows.assign(sizes=rows["case"] + rows["boundary"]).sizes.nunique()
-            at = known[name].setdefault("cpu" if kind == "cpu" else arch, {})
-            at[STATUS[status]] = at.get(STATUS[status], 0) + int(cases)
-    for path in sorted(TUNED.glob("*/compiled/*.jsonl.gz")):
+        if name in op_of and status in STATUS:
+            cases = (rows["case"] + rows["boundary"]).nunique()
+            of_arch = known[name].setdefault("cpu" if kind == "cpu" else arch, {})
+            of_arch[STATUS[status]] = of_arch.get(STATUS[status], 0) + int(cases)
+    for path in sorted(TUNED.glob("*/compiled/*.jsonl.gz")):  # ARCH/compiled/IMPLEMENTATION.jsonl.gz
         with gzip.open(path, "rt") as lines:
             fitting = sum(not json.loads(line)["refused"] for line in lines)
-        known[path.name.removesuffix(".jsonl.gz")].setdefault(path.parts[-3], {})["compiled"] = fitting
+        arch = path.parent.parent.name
+        known[path.name.removesuffix(".jsonl.gz")].setdefault(arch, {})["compiled"] = fitting
     for arch, by_op in read()["emulated"]["cases"].items():
-        for name, op in own.items():
+        for name, op in op_of.items():
             known[name].setdefault(arch, {})["emulated"] = by_op[op]
+    return {name: _in_order(of_kernel) for name, of_kernel in sorted(known.items())}
+
+
+def _in_order(found: Evidence) -> Evidence:
+    """The evidence with architectures by name, and with kinds in the order of KINDS."""
     return {
-        name: {arch: {k: at[arch][k] for k in KINDS if k in at[arch]} for arch in sorted(at)}
-        for name, at in sorted(known.items())
+        arch: {kind: found[arch][kind] for kind in KINDS if kind in found[arch]} for arch in sorted(found)
     }
 
 
 def read() -> dict[str, Any]:
-    whole: dict[str, Any] = json.loads(FILE.read_text())
-    return whole
+    """The content of evidence.json."""
+    document: dict[str, Any] = json.loads(FILE.read_text())
+    return document
 
 
 def with_evidence(text: str) -> str:
     """Replaces the table of the document by that of the stored file."""
-    kernels_of = read()["kernels"]
-    archs = sorted({arch for at in kernels_of.values() for arch in at})
+    by_kernel: dict[str, Evidence] = read()["kernels"]
+    archs = sorted({arch for found in by_kernel.values() for arch in found})
     lines = [row(("kernel", *archs)), row(["---"] * (1 + len(archs)))]
-    for name, at in kernels_of.items():
-        cells = [", ".join(f"{kind} {count}" for kind, count in at.get(arch, {}).items()) for arch in archs]
+    for name, found in by_kernel.items():
+        cells = [", ".join(f"{kind} {n}" for kind, n in found.get(arch, {}).items()) for arch in archs]
         lines.append(row((f"`{name}`", *cells)))
     return re.sub(r"\| kernel \|.*?\n(?=\n)", "".join(lines), text, flags=re.DOTALL)
 
@@ -73,14 +87,13 @@ def with_engines(text: str) -> str:
 
 
 def of_engines() -> Iterator[str]:
+    """A heading and a table for each op that an engine decides."""
     entries = [entry for engine in engines.engines() for entry in engines.defaults(engine)]
     for op in kernels.OPS:
-        if of_op := [entry for entry in entries if entry.op == op]:
-            yield (
-                f"\n## `{op}`\n\n"
-                + row(("engine", "architecture", "case", "runs", "decided in"))
-                + row(["---"] * 5)
-            )
+        of_op = [entry for entry in entries if entry.op == op]
+        if of_op:
+            yield f"\n## `{op}`\n\n"
+            yield row(("engine", "architecture", "case", "runs", "decided in")) + row(["---"] * 5)
         for entry in of_op:
             flags = f", with `{entry.flags}`" if entry.flags else ""
             yield row((
@@ -93,6 +106,7 @@ def of_engines() -> Iterator[str]:
 
 
 def row(cells: Iterable[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |\n"
 
 

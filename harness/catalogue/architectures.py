@@ -31,25 +31,25 @@ class Architecture:
 
     arch: str
     kind: str  # cuda or rocm
-    triton: tuple[str, str | int, int]  # Triton's target: back end, architecture, threads of a wave
+    triton: tuple[str, str | int, int]  # Triton's target: back end, architecture, threads of a warp or wave
     device: str  # the largest device of its kind in serving
-    units: int  # compute units of that device
-    registers_per_thread: int  # of 32 bits; on CDNA VGPRs and AGPRs together
+    units: int  # compute units (SMs or CUs) of that device
+    registers_per_thread: int  # the most, of 32 bits; on CDNA VGPRs and AGPRs together
     register_step: int  # registers of a thread are allocated in multiples of this
     registers_per_unit: int
-    threads_per_program: int
-    waves: int  # warps or wavefronts that a unit holds
+    threads_per_program: int  # the most
+    waves: int  # the most warps or wavefronts that a unit holds
     waves_step: int  # registers are allocated for so many waves at a time, one for each SIMD
-    programs: int  # the most that a unit holds
-    shared_per_program: int  # bytes
+    programs: int  # the most programs that a unit holds
+    shared_per_program: int  # the most bytes of shared memory
     shared_per_unit: int  # bytes
-    shared_reserved: int  # bytes that each program takes for the system
-    shared_step: int  # bytes are allocated in multiples of this
-    tensor_columns: int  # of tensor memory; 0 where there is none
-    instructions: Mapping[str, str]  # patterns of the matrix instructions of full rate, by dtype
-    rows: int  # the least rows of a tile that those take
-    older: Mapping[str, str]  # patterns of instructions that narrower tiles may declare, by dtype
-    sources: Mapping[str, str]
+    shared_reserved: int  # bytes of shared memory that the system takes for each program
+    shared_step: int  # shared memory is allocated in multiples of this many bytes
+    tensor_columns: int  # of a unit's tensor memory; 0 where there is none
+    instructions: Mapping[str, str]  # by dtype a pattern of the matrix instructions of full rate
+    rows: int  # a tile needs at least so many rows for these instructions
+    older: Mapping[str, str]  # by dtype a pattern of the instructions that tiles with fewer rows may use
+    sources: Mapping[str, str]  # by attribute the source of its figure
 
     @property
     def threads_per_wave(self) -> int:
@@ -57,22 +57,24 @@ class Architecture:
 
     @property
     def target(self) -> Target:
-        """The facts by which implementations choose their tiles."""
+        """The facts of the device that implementations choose their tiles by."""
         return Target(self.kind, self.arch, self.units, shared=self.shared_per_program)
 
     def resident(self, registers: int, shared: int, columns: int, waves: int) -> tuple[int, str]:
         """Returns how many programs a compute unit holds at once, and which resource limits that.
 
-        registers: of one thread; shared: bytes of one program; columns: of tensor memory; waves: of one
-        program
+        registers: of one thread
+        shared:    bytes of shared memory of one program
+        columns:   of tensor memory of one program
+        waves:     of one program
         """
         step = self.register_step
-        per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
-        by_registers = self.registers_per_unit // per_wave // self.waves_step * self.waves_step
-        per_program = math.ceil(shared / self.shared_step) * self.shared_step + self.shared_reserved
+        registers_per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
+        steps_of_waves = self.registers_per_unit // registers_per_wave // self.waves_step
+        shared_of_program = math.ceil(shared / self.shared_step) * self.shared_step + self.shared_reserved
         bounds = {
-            "registers": by_registers // waves,
-            "shared": self.shared_per_unit // max(1, per_program),
+            "registers": steps_of_waves * self.waves_step // waves,
+            "shared": self.shared_per_unit // max(1, shared_of_program),
             "waves": min(self.programs, self.waves // waves),
             "tensor memory": self.tensor_columns // columns if columns else self.programs,
         }
@@ -82,17 +84,20 @@ class Architecture:
 
 @functools.cache
 def architectures() -> dict[str, Architecture]:
-    read = json.loads((DATA / "architectures.json").read_bytes())["architectures"]
-    return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
+    """The architectures whose limits are known, by name."""
+    entries = json.loads((DATA / "architectures.json").read_bytes())["architectures"]
+    return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in entries}
 
 
 def select_architectures(targets: str | None) -> list[Architecture]:
-    """The architectures in a list of words with commas, as `named_architecture` takes them; None means all.
-    Raises UsageError for a word that names none, and for an architecture without limits here."""
+    """The architectures of targets that are separated by commas, each as `named_architecture` takes it; None
+    means all. Raises UsageError for a word that names none, and for an architecture whose limits are
+    unknown."""
     known = architectures()
     names = [named_architecture(word.strip()) for word in targets.split(",")] if targets else list(known)
-    if others := [name for name in names if name not in known]:
-        raise UsageError(f"nothing is known of the limits of {others[0]}; targets: {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise UsageError(f"nothing is known of the limits of {name}; targets: {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
 
 
@@ -105,14 +110,17 @@ ARCHS = (
 
 def named_sheet(word: str) -> JsonObject | None:
     """The data sheet of the GPU that a user names in any capitals: `MI300X`, or `gfx942`, which stands for
-    its usual GPU. None for another word."""
-    usual, sheets = architectures().get(word.lower()), known_devices()
-    meant = [sheet for sheet in sheets if sheet["name"] == known_type(usual.device if usual else word)]
-    return next(iter(meant or [sheet for sheet in sheets if sheet["arch"] == word.lower()]), None)
+    the largest GPU of that architecture. None for another word."""
+    architecture, sheets = architectures().get(word.lower()), known_devices()
+    name = known_type(architecture.device if architecture else word)
+    of_arch = [sheet for sheet in sheets if sheet["arch"] == word.lower()]
+    matches = [sheet for sheet in sheets if sheet["name"] == name] or of_arch
+    return matches[0] if matches else None
 
 
 def named_architecture(word: str) -> str:
-    """The architecture that a user names, by itself or by a GPU that has it. Raises UsageError."""
+    """The architecture that a user names, by its own name or by that of a GPU that has it. Raises
+    UsageError."""
     if word.lower() in ARCHS:
         return word.lower()
     if sheet := named_sheet(word):
@@ -123,7 +131,7 @@ def named_architecture(word: str) -> str:
 
 @functools.cache
 def evidence() -> dict[str, Evidence]:
-    """Implementation -> its evidence. `python -m tools.write_tables` makes the file from recorded runs, from
-    compiled configurations, and from one run on an emulator that the file describes."""
+    """Implementation -> its evidence. `python -m tools.write_tables` writes the file: from recorded runs,
+    from compiled configurations, and from one run on an emulator, which the file describes."""
     kernels: dict[str, Evidence] = json.loads((DATA / "evidence.json").read_bytes())["kernels"]
     return kernels

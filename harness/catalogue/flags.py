@@ -1,8 +1,8 @@
 """The catalogue of environment flags: what each acts on, when it is read, what its values mean.
 
-The data, with a source for each entry, is in `catalogue/flags.json`. A flag acts in one of three ways: it
-changes what implementations of this suite run (`touches`), a serving engine chooses
-between implementations by it (`chooses`), or no measurement here can show it (`without` says why).
+The data, with a source for each entry, is in `catalogue/flags.json`. There are three sorts of flags: those
+that change what implementations of this suite run (`touches`), those by which a serving engine chooses
+between implementations (`chooses`), and those whose effect no measurement here can show (`without` says why).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ = {
 """When a flag is read -> the same in words."""
 
 UNSET = "unset"
-WORDS = {"true": "1", "false": "0"}
+WORDS = {"true": "1", "false": "0"}  # a value in small letters -> the same as the catalogue writes it
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class Flag:
     name: str
     library: str  # the library that reads it
     platforms: Sequence[str]  # the kinds of platform on which it can matter
-    default: str  # the value that holds if it is not set; `unset` if no value does the same
+    default: str  # the value that holds if the flag is not set; `unset` if no value does the same
     read: str  # when it is read; a key of READ
     effect: str
     source: str  # the file and version in which it was confirmed
     values: Mapping[str, str] = field(default_factory=dict)  # value -> meaning
-    takes: str = ""  # what else it takes, in words; empty where `values` are all
+    takes: str = ""  # in words which values it takes besides `values`; empty if it takes no others
     touches: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Op -> patterns of the implementations that it can change."""
     chooses: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """Value -> op -> the implementations that an engine then runs, its first choice first."""
     archs: Sequence[str] = ()  # the architectures on which it can matter; empty means all
-    launch: str = ""  # the only launch mode that shows it; empty means both
-    without: str = ""  # why no kernel on one device can show it; empty where one can
-    versions: str = ""  # the versions that read it, where not all do
+    launch: str = ""  # the only launch mode that shows its effect; empty means both
+    without: str = ""  # why no kernel on one device can show its effect; empty where one can
+    versions: str = ""  # the versions of the library that read it, where not all do
     unconfirmed: str = ""  # what could not be confirmed
 
     @property
@@ -68,8 +68,8 @@ class Flag:
         return word if value not in self.values and word in self.values else value
 
     def meaning(self, value: str | None) -> Support:
-        """Says what a value does. A value that the flag is not known to take is not ok, which is only a
-        warning: versions differ, and a library may ignore a value that it does not know."""
+        """What a value does. It is not ok if the flag is not known to take the value. That is worth a warning
+        only: versions of a library differ, and a library may ignore a value that it does not know."""
         known = self.canonical(value)
         if known in self.values:
             return Support(True, self.values[known])
@@ -82,11 +82,12 @@ class Flag:
         return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
 
     def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
-        """Whether toggling the flag can show an effect on an op there, and if not why."""
+        """Whether toggling the flag can show an effect on an op on a platform, and if not why."""
         reason = next(self._obstacles(op, platform, launch), "")
         return Support(not reason, reason)
 
     def _obstacles(self, op: str, platform: Platform, launch: str) -> Iterator[str]:
+        """Yields the reasons why toggling the flag shows no effect."""
         where = f"this is {platform.kind} {platform.arch}"
         if self.without:
             yield f"{self.name} has no effect on a kernel on one device: {self.without}"
@@ -96,10 +97,10 @@ class Flag:
             yield f"{self.name} acts on {either(self.archs)}; {where}"
         if op not in self.ops:
             yield f"{self.name} acts on {either(self.ops)}, not on {op}"
-        rows = {tuple(by_op[op]) for by_op in self.chooses.values() if by_op.get(op)}
-        if self.chooses and len(rows) < 2:
-            present = either([name for names in rows for name in names] or ["nothing"])
-            yield f"of what an engine chooses between by {self.name} for {op}, only {present} is a row here"
+        choices = {tuple(by_op[op]) for by_op in self.chooses.values() if by_op.get(op)}
+        if self.chooses and len(choices) < 2:
+            rows = either([row for choice in choices for row in choice] or ["nothing"])
+            yield f"of what an engine chooses between by {self.name} for {op}, only {rows} is a row here"
         if self.launch and launch != self.launch:
             yield f"{self.name} shows in {self.launch} launches alone: --launch {self.launch}"
 

@@ -1,4 +1,4 @@
-"""Published figures: cited data of `results/published`, which stands beside measured rows, without a rank."""
+"""Published figures, which `results/published` cites. They are shown beside measured rows, but not ranked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from shapes.case import Size
 
-CLAIMS = "claims.json"
+CLAIMS = "claims.json"  # the file of `results/published` with claims instead of figures
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PublishedFigure:
     """A figure that a source published for one implementation."""
 
     op: str
-    sizes: Mapping[str, Size]  # the sizes that the source states; a case may have others besides
+    sizes: Mapping[str, Size]  # the sizes that the source states; an op may have more
     implementation: str
     device: str
     source: str
@@ -30,7 +30,7 @@ class PublishedFigure:
     tflops: float | None = None
 
     def of(self, op: str, sizes: Mapping[str, Size]) -> bool:
-        """Whether the figure is about a case of these sizes."""
+        """Whether the figure is about the case of an op with these sizes."""
         return op == self.op and all(str(sizes.get(name)) == str(v) for name, v in self.sizes.items())
 
 
@@ -49,7 +49,7 @@ def figures(folder: Path = PUBLISHED) -> list[PublishedFigure]:
 
 
 def read(path: Path) -> JsonObject:
-    """Raises UsageError."""
+    """The object in a file of `results/published`. Raises UsageError where it cannot be read."""
     try:
         document: JsonObject = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

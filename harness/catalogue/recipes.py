@@ -1,6 +1,7 @@
-"""Recipes: the environments that documents set, as named sets of flags; and guides to tuning.
+"""Recipes: the environments that documents set, as named sets of flags. And guides to tuning, which name
+flags, too.
 
-The data is `catalogue/recipes.json`, with the document and the lines of each recipe.
+The data is in `catalogue/recipes.json`, with the document and the lines of each recipe.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ class Variable:
     name: str
     value: str | None  # as the document writes it; None where it is filled in at run time
     line: int  # the line of the document; 0 where it is not known
-    note: str = ""  # what is known of it in the engine that the recipe runs
+    note: str = ""  # what is known of the variable in the engine that the recipe runs
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The environment that a document sets for an engine."""
+    """The environment that a document, a recipe or a guide, sets for an engine."""
 
     name: str
     document: str  # the title of the document
     where: str  # the place in the document
     platform: str
     arch: str
-    engine: str  # the engine that it starts, with version and image
+    engine: str  # the engine that the document starts, with version and image
     variables: Sequence[Variable]
     options: Sequence[str] = ()
     """Options of the server. They are listed but not applied, as they are no environment variables."""
@@ -46,6 +47,7 @@ class Recipe:
 
 @functools.cache
 def recipes() -> dict[str, Recipe]:
+    """The recipes by name, without guides."""
     return _read("recipes")
 
 
@@ -56,15 +58,15 @@ def setters() -> Sequence[Recipe]:
 
 
 def _read(key: str) -> dict[str, Recipe]:
-    found = {}
+    by_name = {}
     for entry in json.loads((DATA / "recipes.json").read_bytes())[key]:
         variables = [Variable(**variable) for variable in entry.pop("variables")]
-        found[entry["name"]] = Recipe(**entry, variables=variables)
-    return found
+        by_name[entry["name"]] = Recipe(**entry, variables=variables)
+    return by_name
 
 
 def find(name: str) -> Recipe:
-    """Raises UsageError for an unknown recipe."""
+    """The recipe of this name. Raises UsageError for an unknown one."""
     if name not in recipes():
         raise UsageError(unknown("recipe", name, recipes(), "list recipes"))
     return recipes()[name]

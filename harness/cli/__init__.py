@@ -23,10 +23,10 @@ EXAMPLES = Path(__file__).parent / "examples.txt"
 
 
 class LazyGroup(click.Group):
-    """The group's own `--help` imports the modules of all commands, so each command imports what it needs in
-    its body.
+    """A group that imports the module of a command when the command is called. The group's own `--help`
+    imports the modules of all its commands, so each command imports what it needs in its body.
 
-    modules: `module:attribute` by the name of a command
+    modules: name of a command -> `module:attribute`
     """
 
     def __init__(
@@ -54,18 +54,21 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raises UsageError, which lists the commands, if the first argument is none of them."""
-        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise UsageError(unknown("command", args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
 
+ALONE = ("campaign", "decide", "doctor", "engine", "explain", "serving", "shapes", "tune")
 MODULES = {
-    name: f"{__name__}.{name}:{name}"
-    for name in ("campaign", "decide", "doctor", "engine", "explain", "serving", "shapes", "tune")
+    **{name: f"{__name__}.{name}:{name}" for name in ALONE},
+    **{name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")},
+    **{name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")},
+    **{
+        name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")
+    },  # Python has such functions
 }
-MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")}
-MODULES |= {name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")}
-MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")}
+"""The `modules` of the top group. A command of ALONE has a module of its own."""
 
 
 @click.group(
@@ -88,17 +91,20 @@ def cli() -> None:
 
 
 def _mistake(error: click.ClickException) -> str:
-    """One line on what the command line has wrong."""
-    if unquoted := re.search(r"--case\n(\w+=\S+(\n\w+=\S+)+)", "\n".join(sys.argv)):
+    """One line on the mistake in the command line."""
+    # Sizes of --case without quotes arrive as several words.
+    unquoted = re.search(r"--case\n(\w+=\S+(\n\w+=\S+)+)", "\n".join(sys.argv))
+    if unquoted:
         return f'quote the sizes: --case "{" ".join(unquoted[1].split())}"'
     if isinstance(error, click.NoSuchOption) and error.ctx:
         if error.option_name == "--drafts" and error.ctx.info_name in ("run", "toggle", "tune"):
             return "no such option '--drafts' here: a suite says it, as r1-tp8-mtp3, or a size, as q=4"
         if error.option_name == "--target" and error.ctx.info_name == "tune":
             return "leave out --target: tune races on a device that is here; compile --target is for others"
-        for name in (name for option in error.ctx.command.params for name in option.opts):
-            if name[:2] == "--" and error.option_name.startswith(name):
-                return f"no such option {error.option_name!r}; did you mean {name}?"
+        for option in error.ctx.command.params:
+            for name in option.opts:
+                if name.startswith("--") and error.option_name.startswith(name):
+                    return f"no such option {error.option_name!r}; did you mean {name}?"
     return " ".join(error.format_message().split())  # Click lists choices over lines
 
 

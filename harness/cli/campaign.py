@@ -37,16 +37,11 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @options.target_device
 @click.option("--out", metavar="DIR", help="Write it there.  [default: results/<machine>, results/cluster]")
 @click.option("--resume", metavar="DIR", help="Go on with the campaign there, for another --budget.")
-@click.option(
-    "--plan",
-    type=options.OneOf(PLANS),
-    is_flag=False,
-    flag_value="steps",
-    help="Measure nothing: print what would be done when, or the file that starts it on such a cluster.",
-)
-@click.option(
-    "--devices", multiple=True, metavar="TYPE=N", help="With --plan: plan for N such GPUs, not here: H200=8."
-)
+@click.option("--plan", type=options.OneOf(PLANS), is_flag=False, flag_value="steps",
+              help="Measure nothing: print what would be done when, or the file that starts it on such a "
+              "cluster.")  # fmt: skip
+@click.option("--devices", multiple=True, metavar="TYPE=N",
+              help="With --plan: plan for N such GPUs, not here: H200=8.")  # fmt: skip
 @options.threads_option
 @options.quiet_option
 @options.gathered("harness.campaign.execute:CampaignRequest")
@@ -63,26 +58,16 @@ def campaign(request: CampaignRequest) -> None:
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
-    if request.cases:
-        if request.file:
-            raise UsageError("give FILE.toml or --cases, not both; a step may have the option cases")
-        request = replace(request, file=request.cases)
-    cluster, device = request.cluster, request.device
-    if request.plan and cluster and not request.devices:
-        raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
-    if request.devices and not request.plan:
-        raise UsageError("--devices is for --plan; a campaign measures this machine, or what --cluster has")
-    if request.resume and (request.out or request.file):
-        raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
-    if request.resume and request.plan:
-        raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
-    budget_s = request.budget_s
-    here = choose_device(None if cluster else device)
-    read = partial(read_step, log=cache(print_note))  # each once: the steps of all ops have the same notes
-    type, is_here = device_type(here), request.plan in (None, "steps") and not (cluster or request.devices)
+    require_consistent(request)
+    request = replace(request, file=request.file or request.cases)
+    cluster, budget_s = request.cluster, request.budget_s
+    here = choose_device(None if cluster else request.device)
+    type = device_type(here)
+    read = partial(read_step, log=cache(print_note))  # a note that the steps of all ops have is printed once
+    measures_here = not cluster and not request.devices and request.plan in (None, "steps")
     for step in steps_of(request.file, ()):  # a mistake in a file is said before a device is waited for
         read(step)
-        if is_here and step.is_for(type, here.kind):
+        if measures_here and step.is_for(type, here.kind):
             with suppress(NothingRan):
                 planned_job(step, step.name, type, here, budget_s, read)
     if request.plan:
@@ -96,12 +81,26 @@ def campaign(request: CampaignRequest) -> None:
         if cluster:
             from harness.cluster.ray_cluster import RayPool
 
-            pool: Pool = RayPool(cluster, device)
+            pool: Pool = RayPool(cluster, request.device)
         else:
             from harness.cluster.agent import ThisMachine
 
             pool = ThisMachine(type, here.device)
         sys.exit(run_campaign(pool, request, folder, began, read, display, partial(conclude, display)))
+
+
+def require_consistent(request: CampaignRequest) -> None:
+    """Raises UsageError for options that contradict each other."""
+    if request.cases and request.file:
+        raise UsageError("give FILE.toml or --cases, not both; a step may have the option cases")
+    if request.plan and request.cluster and not request.devices:
+        raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
+    if request.devices and not request.plan:
+        raise UsageError("--devices is for --plan; a campaign measures this machine, or what --cluster has")
+    if request.resume and (request.out or request.file or request.cases):
+        raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
+    if request.resume and request.plan:
+        raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
 
 
 def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> None:
@@ -111,7 +110,9 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
     from harness.decide.worth import decided
     from kernels.engines import SPELLED, archs
 
-    for engine, spelled in SPELLED.items() if runs else ():
+    if not runs:
+        return
+    for engine, spelled in SPELLED.items():
         target = folder / "decision" / engine
         try:
             measured = read_measured([*map(str, runs)])
@@ -126,7 +127,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
                 from harness.page.html import write_page
 
                 write_page(decision_page(decision, worth), f"{target}.html", str(folder))
-        except Exception as error:  # what was measured is packed all the same
+        except Exception as error:  # without a decision the campaign still packs what it measured
             why = str(error) if isinstance(error, HarnessError) else one_line(error)
             display.log(f"no decision for {spelled}: {why}")
 
@@ -134,7 +135,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
 def read_step(
     step: Step, log: Callable[[str], None] = lambda _: None
 ) -> Callable[[Platform], Request] | TuneRequest | None:
-    """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
+    """Reads a step's arguments by the command that it names, as `harness.campaign.plan.ReadStep` says."""
     from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
     from harness.run.plan import Request
@@ -144,10 +145,12 @@ def read_step(
         return None
     command = {"run": run, "toggle": toggle, "tune": tune}[step.command]
     try:
-        given = command.make_context(step.command, list(step.arguments)).params
+        params = command.make_context(step.command, list(step.arguments)).params
     except click.ClickException as error:
         raise UsageError(f"step {step.name}: {error.format_message()}") from None
     if step.command == "tune":
-        return options.object_of(TuneRequest, given)
-    request = options.object_of(Request, given)
-    return (lambda platform: request) if step.command == "run" else toggle_request(request, log, **given)
+        return options.object_of(TuneRequest, params)
+    request = options.object_of(Request, params)
+    if step.command == "toggle":
+        return toggle_request(request, log, **params)
+    return lambda platform: request

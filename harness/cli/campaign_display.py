@@ -36,8 +36,12 @@ from shapes.case import Case
 
 FILES = ROOT / "docs" / "clusters"
 NAMES = {"node": "node.sh", "slurm": "slurm.sbatch", "kuberay": "kuberay.yaml", "dstack": "dstack.yml"}
+"""Value of --plan -> the template in FILES."""
 IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"}
 """The line of dstack's file that says what it starts: its own image, or one that brings ROCm's torch."""
+NODE_GPUS = 8
+SPARE_MINUTES = 15
+"""What a scheduler allows beyond the budget of a campaign, for set-up and packing."""
 
 
 class CampaignTables(TerminalDisplay):
@@ -54,38 +58,43 @@ class CampaignTables(TerminalDisplay):
         self.log(plan_text(simulated(list(driver.jobs.values()), counts, left_s), left_s))
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
-        expected = minutes(driver.jobs[task.job].expected_s)
+        expected = minutes_text(driver.jobs[task.job].expected_s)
         what = task.job if task.key == task.job else f"{task.job}: {task.key}"
         where = f" on {device}" if len(driver.members) > 1 else ""
         self.log(f"{self._clock()}  {what}{where}, about {expected} ...")
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         result = CaseResult.of(records)
-        headline = plain(case_table.headline(result), 1000)
-        bad = Counter(c.status for c in result.cells if c.status not in ("ok", "checked", "unsupported"))
-        failed = "".join(f"; {n} {status}" for status, n in bad.items())
+        headline = plain(case_table.headline(result), columns=1000)  # on one line
+        failures = Counter(c.status for c in result.cells if c.status not in ("ok", "checked", "unsupported"))
+        failed = "".join(f"; {count} {status}" for status, count in failures.items())
         self.print(f"{self._clock()}  {run.id}: {case.text}: {headline}{failed}")
 
     def command(self, step: str, code: int | None, output: str) -> None:
-        how = "was stopped at its time" if code is None else f"ended with exit code {code}"
-        last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
-        self.print(f"{self._clock()}  {step} {how}{f': {last}' if code else ''}")
+        """code: the exit code; None where the command was stopped at its deadline"""
+        line = f"{self._clock()}  {step} "
+        line += "was stopped at its time" if code is None else f"ended with exit code {code}"
+        if code:
+            printed = [text for text in output.splitlines() if text.strip()]
+            line += f": {printed[-1] if printed else ''}"
+        self.print(line)
 
     def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
-        """The folder of the campaign tells what was stored."""
+        """Prints nothing: the folder of the campaign has what was stored."""
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """The campaign's end tells of all its runs."""
+        """Prints nothing: `finish` prints the results of all runs together."""
 
     def finish(self, outcome: CampaignOutcome) -> None:
         rows = [
             {"step": job.name, "done": f"{job.done} of {job.cases}",
-             "rows": ", ".join(f"{n} {s}" for s, n in job.statuses.items())}
+             "rows": ", ".join(f"{count} {status}" for status, count in job.statuses.items())}
             for job in outcome.jobs
         ]  # fmt: skip
         self.print("")
         self.print(plain(table_of(rows)))
-        self.print(f"\n{minutes(outcome.wall_s)} of {minutes(self.budget_s)}; recorded in {outcome.folder}")
+        spent = f"{minutes_text(outcome.wall_s)} of {minutes_text(self.budget_s)}"
+        self.print(f"\n{spent}; recorded in {outcome.folder}")
         for line in spread_lines(spreads(outcome.calibrations)):
             self.print(line)
         archive = outcome.archive
@@ -98,36 +107,37 @@ class CampaignTables(TerminalDisplay):
             self.print(f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}")
 
     def _clock(self) -> str:
-        return f"[{minutes(time.monotonic() - self.began)}]"
+        return f"[{minutes_text(time.monotonic() - self.began)}]"
 
 
 def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
     """The table of when each job would begin and end, and of what does not fit the time."""
+    in_order = sorted(jobs, key=lambda job: math.inf if job.begins_s is None else job.begins_s)
     rows = [
         {
             "step": job.name,
             "fits": f"{job.fit} of {job.cases}",
-            "begins": None if job.begins_s is None else minutes(job.begins_s),
-            "ends": "does not fit" if job.ends_s is None else minutes(job.ends_s),
+            "begins": None if job.begins_s is None else minutes_text(job.begins_s),
+            "ends": "does not fit" if job.ends_s is None else minutes_text(job.ends_s),
         }
-        for job in sorted(jobs, key=lambda job: (job.begins_s is None, job.begins_s))
+        for job in in_order
         if job.cases
     ]
-    last = max((job.ends_s or 0.0 for job in jobs), default=0.0)
-    return f"{plain(table_of(rows))}\nabout {minutes(last)} of {minutes(left_s)}\n"
+    last_end_s = max((job.ends_s or 0.0 for job in jobs), default=0.0)
+    return f"{plain(table_of(rows))}\nabout {minutes_text(last_end_s)} of {minutes_text(left_s)}\n"
 
 
-def minutes(seconds: float) -> str:
-    """`3:20`"""
+def minutes_text(seconds: float) -> str:
+    """200 s -> `3:20`"""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None:
     """Prints the plan of a campaign's steps, or the file that starts it. Raises UsageError."""
-    kind, budget_s = request.plan or "steps", request.budget_s
-    counts = dict(_count(text) for text in request.devices)
-    if kind != "steps":
-        print(cluster_file(kind, counts, budget_s, request.file), end="")
+    plan, budget_s = request.plan or "steps", request.budget_s
+    counts = dict(_type_and_count(text) for text in request.devices)
+    if plan != "steps":
+        print(cluster_file(plan, counts, budget_s, request.file), end="")
         return
     platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
@@ -136,23 +146,24 @@ def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None
     jobs = jobs_of(
         steps,
         {type: platform.kind for type, platform in platforms.items()},
-        len(platforms) == 1,
-        lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
-        reasons.append,
+        has_one_type=len(platforms) == 1,
+        make=lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
+        log=reasons.append,
     )
     print(plan_text(simulated(list(jobs), counts, budget_s), budget_s))
     for reason in reasons:
         print(reason, file=sys.stderr)
 
 
-def _count(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"([\w.-]+)=([1-9]\d{0,4})", text)
+def _type_and_count(text: str) -> tuple[str, int]:
+    """`H200=8` -> ("H200", 8). Raises UsageError."""
+    match = re.fullmatch(r"(?P<type>[\w.-]+)=(?P<count>[1-9]\d{0,4})", text)
     if not match:
-        swapped = re.fullmatch(r"(\d+)[x*:](.+)", text)
-        example = f"{swapped[2]}={swapped[1]}" if swapped else "H200=8"
+        swapped = re.fullmatch(r"(?P<count>\d+)[x*:](?P<type>.+)", text)
+        example = f"{swapped['type']}={swapped['count']}" if swapped else "H200=8"
         raise UsageError(f"cannot read --devices {text!r}; write for example {example}")
-    sheet = named_sheet(match[1])
-    return sheet["name"] if sheet else match[1], int(match[2])
+    sheet = named_sheet(match["type"])
+    return sheet["name"] if sheet else match["type"], int(match["count"])
 
 
 def _platform(type: str) -> Platform:
@@ -163,34 +174,32 @@ def _platform(type: str) -> Platform:
     return named(kind(arch), arch)
 
 
-def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
-    """The text of the file for one type of GPUs, for 8 H200 where none is named. Raises UsageError."""
+def cluster_file(plan: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
+    """The text of the file that starts a campaign on GPUs of one type. Raises UsageError.
+
+    plan:   the kind of file, one of NAMES
+    counts: type -> number of its devices; 8 H200 if it is empty
+    file:   the campaign's own; None for the default of the platform
+    """
     if len(counts) > 1:
         raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
-    type, count = next(iter(counts.items()), ("H200", 8))
+    ((type, count),) = (counts or {"H200": 8}).items()
     platform = _platform(type)
     if platform.kind == "cpu":
         raise UsageError("--plan prints files for GPUs: give one --devices TYPE=N of a type of GPUs")
-    nodes, minutes = -(-count // 8), math.ceil(budget_s / 60)
-    filled = {
-        "type": type,
-        "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
-        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind],
-        "image": IMAGES[platform.kind],
-        "count": str(count),
-        "nodes": str(nodes),
-        "s": "s" if nodes > 1 else "",
-        "per_node": str(-(-count // nodes)),
-        "minutes": str(minutes),
-        "limit": str(minutes + 15),
-        "checkout": shlex.quote(str(ROOT)),
-        "root": str(ROOT),
+    nodes, minutes = math.ceil(count / NODE_GPUS), math.ceil(budget_s / 60)
+    values = {
+        "type": type, "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
+        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind], "image": IMAGES[platform.kind],
+        "count": str(count), "nodes": str(nodes), "s": "s" if nodes > 1 else "",
+        "per_node": str(math.ceil(count / nodes)), "minutes": str(minutes),
+        "limit": str(minutes + SPARE_MINUTES), "checkout": shlex.quote(str(ROOT)), "root": str(ROOT),
         "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
-    }
-    return string.Template((FILES / NAMES[kind]).read_text("utf-8")).safe_substitute(filled)
+    }  # fmt: skip
+    return string.Template((FILES / NAMES[plan]).read_text("utf-8")).safe_substitute(values)
 
 
 def _in_checkout(file: str | Path) -> str:
-    """The path as commands in the checkout call it; the whole path if the file is elsewhere."""
+    """The path from the root of the checkout; the whole path if the file is elsewhere."""
     path = Path(file).resolve()
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

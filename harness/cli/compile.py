@@ -23,13 +23,8 @@ FIRST_S = 300.0  # seconds for a cluster to compile its first kernel
 @click.command("compile")
 @click.option("--target", metavar="GPU,...", help="Compile for MI300X, sm_100 ...  [default: all known]")
 @only_op
-@click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Compile on the CPUs of the Ray cluster whose head is at HOST:PORT.",
-)
+@click.option("--cluster", metavar="[ADDRESS]", is_flag=False, flag_value="auto",
+              help="Compile on the CPUs of the Ray cluster whose head is at HOST:PORT.")  # fmt: skip
 @json_option("Write JSON there instead of a table.")
 def compile_command(target: str | None, op: str | None, cluster: str | None, json_to: str | None) -> None:
     """Compile the Triton kernels for GPUs that need not be here. The exit code is 1 where one exceeds a
@@ -44,28 +39,26 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     kernels.import_plugins()  # their sources are compiled, too
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     targets = able(select_architectures(target))
-    compile_each = None
-    if cluster:
-        compile_each = compile_on(cluster)
-    rows = compiles(ops, targets, compile_each)
+    rows = compiles(ops, targets, compile_on(cluster) if cluster else None)
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
     import triton
 
     facts = {"triton": triton.__version__, "compiles": rows}
     answer(json_to, facts, lambda: table_of(compile_lines(rows)))
-    bad = [row for row in rows if not row["ok"]]
-    for row in bad:
+    refused = [row for row in rows if not row["ok"]]
+    for row in refused:
         name = f"{row['target']} {row['op']} {row['kernel']} {row['config']}"
         click.echo(f"{name}: {row['reason']}", err=True)
     count = f"{len(rows)} configurations compiled by Triton {triton.__version__}"
-    click.echo(f"{count}, {len(bad)} must not be shipped", err=True)
-    sys.exit(FAILED if bad else OK)
+    click.echo(f"{count}, {len(refused)} must not be shipped", err=True)
+    sys.exit(FAILED if refused else OK)
 
 
 def compile_on(address: str) -> CompileEach:
-    """Returns what compiles launches on the CPUs of a cluster; it raises UsageError where a node has another
-    Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there is no cluster.
+    """Returns a function that compiles launches on the CPUs of a cluster. The function raises UsageError
+    where a node has another Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there
+    is no cluster.
 
     address: as for `harness.cluster.ray_cluster.join`
     """
@@ -78,27 +71,28 @@ def compile_on(address: str) -> CompileEach:
 
     def compile_each(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
         task, ours = ray.remote(compiled).options(num_cpus=1, max_retries=2), version("triton")
-        keys = {task.remote(launch, ours): key for key, launch in todo.items()}
-        given_up = time.monotonic() + FIRST_S
+        keys = {task.remote(launch, ours): key for key, launch in todo.items()}  # of what is not compiled yet
+        deadline = time.monotonic() + FIRST_S
         while keys:
             require_head(head)
             ready, _ = ray.wait(list(keys), timeout=2)
-            if len(keys) == len(todo) and not ready and time.monotonic() > given_up:
+            if len(keys) == len(todo) and not ready and time.monotonic() > deadline:
                 raise UsageError(f"no kernel was compiled within {FIRST_S:g} s: are all CPUs taken?")
             for reference in ready:
                 try:
-                    made = ray.get(reference)
+                    resources = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    made = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
-                if isinstance(made, str):
-                    raise UsageError(made)
-                yield keys.pop(reference), made
+                    resources = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
+                if isinstance(resources, str):  # the node's mistake
+                    raise UsageError(resources)
+                yield keys.pop(reference), resources
 
     return compile_each
 
 
 def compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
-    """Compiles a launch on a node; returns the mistake instead where the node has another Triton."""
+    """Compiles a launch on a node. Returns one line instead where the node has another Triton than the
+    driver's, `triton`."""
     from harness.compile.compiler import compile_launch
     from kernels.platform import version
 

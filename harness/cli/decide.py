@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from harness.cli.engine import deployment, given_settings, served_load
+from harness.cli.engine import deployment, parse_load, parse_settings
 from harness.cli.options import Command, OneOf, answer, cases_file, json_option, parsed_by
 
 if TYPE_CHECKING:
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def _loads(texts: tuple[str, ...]) -> list[Workload]:
-    """Raises ValueError."""
-    return [load for load in map(served_load, texts) if load]
+    """The loads of --workload; an empty text has none. Raises ValueError."""
+    return [load for load in map(parse_load, texts) if load]
+
+
+OF_DEPLOYMENT = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
+"""The options that say what the engine serves. Where the user leaves one out, the runs say it."""
 
 
 @click.command(cls=Command)
@@ -31,7 +35,7 @@ def _loads(texts: tuple[str, ...]) -> list[Workload]:
               "own weights]")  # fmt: skip
 @cases_file
 @deployment
-@click.option("--with", "given", multiple=True, callback=parsed_by(given_settings), metavar="NAME=VALUE",
+@click.option("--with", "given", multiple=True, callback=parsed_by(parse_settings), metavar="NAME=VALUE",
               help="This variable or flag is set already and stays.")  # fmt: skip
 @click.option("--margin", type=click.FloatRange(0, 100), default=1.0, show_default=True, metavar="PERCENT",
               help="Leave the default where a launch saves less of the ops' time in a step.")  # fmt: skip
@@ -39,14 +43,9 @@ def _loads(texts: tuple[str, ...]) -> list[Workload]:
 @json_option("Write the decision as JSON there; - is stdout.")
 @click.pass_context
 def decide(
-    ctx: click.Context,
-    runs: tuple[str, ...],
-    margin: float,
-    loads: list[Workload],
-    page: str | None,
-    json_to: str | None,
-    **served: Any,  # click passes untyped values
-) -> None:
+    ctx: click.Context, runs: tuple[str, ...], margin: float, loads: list[Workload], page: str | None,
+    json_to: str | None, **served: Any,  # click passes untyped values
+) -> None:  # fmt: skip
     """Decide how to launch an engine, from recorded RUNS. They are those of `run` and `toggle` on one
     machine. Each choice that the engine offers swaps rows in some of the model's calls; it is compared with
     the engine's default over those calls. What is clearly faster is taken; what is not told from the default
@@ -65,11 +64,13 @@ def decide(
         raise UsageError("--margin takes per cent, not nan")
     if served["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
-    names = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
-    said = (name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT)
-    told = {name: served[name] for name in said}
+    by_user = {
+        name: served[name]
+        for name in OF_DEPLOYMENT
+        if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
+    }
     measured = read_measured(runs)
-    decision, worth = decided(served["engine"], measured, told, served["given"], margin / 100, loads)
+    decision, worth = decided(served["engine"], measured, by_user, served["given"], margin / 100, loads)
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page

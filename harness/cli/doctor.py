@@ -42,9 +42,11 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
             try:
                 lock.enter_context(device_lock(platform))
             except NothingRan as busy:  # a run is measuring the device, and measuring would disturb it
-                quick, complaints = True, [str(busy)]
+                quick = True
+                complaints.append(str(busy))
         monitor = monitor_for(platform, worker_pids)
-        if blocked := monitor.blocked():
+        blocked = monitor.blocked()
+        if blocked:
             complaints.append(blocked)
         complaints += monitor.before()
         facts = examine(platform, monitor.readable(), complaints, quick, monitor)
@@ -52,7 +54,8 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
 
 
 def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
-    """Prints which rows bind. Returns the exit code, FAILED where a row's calls do not fit."""
+    """Prints which rows fit the libraries at the paths, or the installed ones where there are no paths.
+    Returns the exit code, FAILED where a row's calls do not fit."""
     from dataclasses import asdict
 
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
@@ -64,7 +67,7 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
         raise NothingRan(f"no library of any row is {where}; rows take {', '.join(wanted_libraries())}")
     rows = [asdict(binding) for binding in bindings(releases)]
     if not rows:
-        these = ", ".join(f"{release.library} {release.version}" for release in releases)
-        raise NothingRan(f"no row takes anything of {these}")
+        names = ", ".join(f"{release.library} {release.version}" for release in releases)
+        raise NothingRan(f"no row takes anything of {names}")
     answer(json_to, {"bindings": rows}, lambda: binding_table(rows))
     return FAILED if any(row["status"] == BREAKS for row in rows) else OK

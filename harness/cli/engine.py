@@ -31,18 +31,20 @@ OWN_OPTIONS = {
 }
 """A flag of SGLang or vLLM that says how a model is served -> the option of this command."""
 
-OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
-"""What --workload takes; the first three are required."""
+REQUIRED = ("isl", "osl", "concurrency")
+WORKLOAD = (*REQUIRED, "prompts", "chunk")
+"""What --workload takes."""
 
 
 def _model(name: str) -> ModelConfig:
-    """Raises ValueError."""
+    """The model that a user names. Raises ValueError."""
     from shapes.models import named_model
 
     return named_model(name)
 
 
 def _arch(name: str | None) -> str:
+    """The architecture that a user names, by default that of this machine."""
     from kernels.platform import detect
 
     machine = detect()
@@ -52,38 +54,42 @@ def _arch(name: str | None) -> str:
 
 
 def _ops(names: tuple[str, ...]) -> list[str]:
+    """The full names of ops. Raises UsageError."""
     from harness.plan.select import choose_op
 
     return [choose_op(name).name for name in names]
 
 
-def given_settings(given: tuple[str, ...]) -> dict[str, str]:
-    """Raises ValueError, also for a flag of the engine for which this command has an option of its own."""
+def parse_settings(texts: tuple[str, ...]) -> dict[str, str]:
+    """The value of each variable and flag that --with sets. Raises ValueError, also for a flag of the engine
+    for which the command has an option of its own."""
     from kernels.engines.deploy import settings
 
-    found = settings(given)
-    for name in found:
+    values = settings(texts)
+    for name in values:
         if name in OWN_OPTIONS:
             raise ValueError(f"--with takes no --{name}: here it is {OWN_OPTIONS[name]}")
-    return found
+    return values
 
 
-def served_load(text: str | None) -> Workload | None:
-    """Raises ValueError. By default there are as many prompts as the concurrency: more repeat its steps."""
+def parse_load(text: str | None) -> Workload | None:
+    """The load that `isl=N,osl=N,concurrency=N` says; None for an empty text. By default there are as many
+    prompts as the concurrency: more would repeat its steps. Raises ValueError."""
     from shapes.scheduler import Workload
 
     if not text:
         return None
     values: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = part.strip().partition("=")
-        if name not in OF_A_WORKLOAD or not number.isdecimal():
-            takes = ", ".join(f"{each}=N" for each in OF_A_WORKLOAD)
-            raise ValueError(f"--workload takes {takes}, not {part.strip()!r}")
+    for word in text.split(","):
+        name, _, number = word.strip().partition("=")
+        if name not in WORKLOAD or not number.isdecimal():
+            takes = ", ".join(f"{name}=N" for name in WORKLOAD)
+            raise ValueError(f"--workload takes {takes}, not {word.strip()!r}")
         if name in values:
             raise ValueError(f"--workload has {name} twice")
         values[name] = int(number)
-    if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
+    missing = [name for name in REQUIRED if name not in values]
+    if missing:
         raise ValueError(f"--workload needs {', '.join(missing)}")
     concurrency = values["concurrency"]
     prompts, chunk = values.get("prompts", concurrency), values.get("chunk", Workload.token_budget)
@@ -91,7 +97,7 @@ def served_load(text: str | None) -> Workload | None:
 
 
 def _path(text: str) -> Path | None:
-    """A path; None for an empty word, as an unset variable of the shell leaves."""
+    """A path; None for an empty word, which an unset variable of the shell leaves."""
     return Path(text) if text else None
 
 
@@ -116,11 +122,11 @@ deployment = several(
 @click.option("--arch", metavar="NAME", callback=parsed_by(_arch),
               help="Ask about this GPU: MI300X, H200, gfx942 ...  [default: this machine's]")  # fmt: skip
 @deployment
-@click.option("--workload", callback=parsed_by(served_load), metavar="isl=N,osl=N,concurrency=N",
+@click.option("--workload", callback=parsed_by(parse_load), metavar="isl=N,osl=N,concurrency=N",
               help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
               "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
 @cases_file
-@click.option("--with", "given", multiple=True, callback=parsed_by(given_settings), metavar="NAME=VALUE",
+@click.option("--with", "given", multiple=True, callback=parsed_by(parse_settings), metavar="NAME=VALUE",
               help="Set this variable or flag for the engine.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), metavar="OP", help="Take only this op.")
 @click.option("--aiter", type=_path, metavar="PATH",
@@ -139,19 +145,10 @@ deployment = several(
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
 @json_option("Write JSON there.")
 def engine(
-    aiter: Path | None,
-    vllm: Path | None,
-    sglang: Path | None,
-    triton: str,
-    diff: tuple[Path, Path] | None,
-    entries: bool,
-    folder: Path | None,
-    page: str | None,
-    csv_to: str | None,
-    json_to: str | None,
-    drafts: int | None,
-    **served: Any,  # click passes untyped values
-) -> None:
+    aiter: Path | None, vllm: Path | None, sglang: Path | None, triton: str, diff: tuple[Path, Path] | None,
+    entries: bool, folder: Path | None, page: str | None, csv_to: str | None, json_to: str | None,
+    drafts: int | None, **served: Any,  # click passes untyped values
+) -> None:  # fmt: skip
     """Show what an engine runs for each shape, and why. For each shape of a deployment: the implementation
     and the line of source that decides it, the tuned table that it looks into, the entry that it finds or
     what runs instead, and known defects. The largest shares of the time come first. Only files are read; no
@@ -172,14 +169,14 @@ def engine(
     if triton and not triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
     paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
-    paths_given = {name: path for name, path in paths.items() if path}
-    request = EngineRequest(paths=paths_given, triton=triton, drafts=drafts or 0, **served)
+    paths_by_user = {name: path for name, path in paths.items() if path}
+    request = EngineRequest(paths=paths_by_user, triton=triton, drafts=drafts or 0, **served)
     if diff:
-        found = changes(request, *diff)
+        changed = changes(request, *diff)
         if json_to:
-            write_json(json_to, found.facts())
+            write_json(json_to, changed.facts())
         if json_to != "-":
-            print(changes_text(found))
+            print(changes_text(changed))
         return
     view = engine_view(request)
     if json_to:
@@ -203,8 +200,6 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
     """Writes AITER's CSV files of untuned shapes, and lists of the JSON files that an engine looks for and
     does not have. A file that would be empty is not written. Raises UsageError, before it writes anything, if
     that would replace a file with other contents."""
-
-    misses = [shape for shape in view.shapes if shape.state == "fallback"]
     texts = view.tables.untuned()
     for name, text in texts.items():
         # AITER's own folder has files of these names, which its users fill.
@@ -213,6 +208,7 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
     for name, text in texts.items():
         replace(folder / name, text)
         click.echo(f"written: {folder / name}", err=True)
+    misses = [shape for shape in view.shapes if shape.state == "fallback"]
     by_hand = sum(shape.row == "aiter.triton" for shape in misses)
     if by_hand:
         text = f"not written: {by_hand} shapes of aiter.triton; AITER tunes them one by one: "

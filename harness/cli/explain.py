@@ -10,27 +10,28 @@ import click
 from harness.cli.options import Command, answer, json_option, parsed_by
 from harness.errors import UsageError
 
-SEVERAL = ("--before", "--after", "--trace", "--log")
+MANY_VALUES = ("--before", "--after", "--trace", "--log")
 """Options that take all words up to the next option."""
 
 
-class WithSeveral(Command):
-    """A command whose SEVERAL options take more than one value each."""
+class ExplainCommand(Command):
+    """A command whose MANY_VALUES options take more than one value each."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts such an option before each of its values, as click reads it: `--log a --log b`."""
         words: list[str] = []
         option = ""
         for word in args:
             if word.startswith("-") and word != "-":
-                option = word if word in SEVERAL else ""
-            elif option and words[-1:] != [option]:
+                option = word if word in MANY_VALUES else ""
+            elif option and words[-1] != option:
                 words.append(option)
             words.append(word)
         return super().parse_args(ctx, words)
 
 
 def _rows(text: str | None) -> tuple[str, str] | None:
-    """Raises ValueError."""
+    """`BEFORE,AFTER` as two names. Raises ValueError."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
@@ -39,39 +40,28 @@ def _rows(text: str | None) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
-@click.command("explain", cls=WithSeveral)
+@click.command("explain", cls=ExplainCommand)
 @click.option("--ab", "record", metavar="DIR", help="Read this record of `serving ab`.")
-@click.option(
-    "--arm", "name", default="", metavar="NAME", help="Take this one, where the record has several."
-)
-@click.option(
-    "--before", multiple=True, metavar="FILE...", help="Read results of any client without the change."
-)
+@click.option("--arm", "name", default="", metavar="NAME",
+              help="Take this one, where the record has several.")  # fmt: skip
+@click.option("--before", multiple=True, metavar="FILE...",
+              help="Read results of any client without the change.")  # fmt: skip
 @click.option("--after", multiple=True, metavar="FILE...", help="Pair them with these, in order.")
-@click.option(
-    "--change", "texts", multiple=True, metavar="OP=FACTORx", help="Expect this, as `what-if` takes it."
-)
+@click.option("--change", "texts", multiple=True, metavar="OP=FACTORx",
+              help="Expect this, as `what-if` takes it.")  # fmt: skip
 @click.option("--run", "run", metavar="RUN", help="Expect what this run timed before and after.")
 @click.option("--rows", callback=parsed_by(_rows), metavar="BEFORE,AFTER",
               help="Name two implementations or settings of it.  [default: baseline, fastest]")  # fmt: skip
 @click.option("--trace", "traces", multiple=True, metavar="[BEFORE] AFTER",
               help="Read profiler's traces of decode steps without and with it, of one rank.")  # fmt: skip
-@click.option(
-    "--log", "logs", multiple=True, metavar="FILE...", help="Read logs of the server with the change."
-)
+@click.option("--log", "logs", multiple=True, metavar="FILE...",
+              help="Read logs of the server with the change.")  # fmt: skip
 @json_option("Write the account there as JSON.")
 def explain(
-    record: str | None,
-    name: str,
-    before: Sequence[str],
-    after: Sequence[str],
-    texts: Sequence[str],
-    run: str | None,
-    rows: tuple[str, str] | None,
-    traces: Sequence[str],
-    logs: Sequence[str],
+    record: str | None, name: str, before: Sequence[str], after: Sequence[str], texts: Sequence[str],
+    run: str | None, rows: tuple[str, str] | None, traces: Sequence[str], logs: Sequence[str],
     json_to: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Show where a predicted gain of serving went. The difference of what was expected and what a server did
     is split into causes, each with its size, its evidence and how sure it is; for the others it says what to
     record. Give what there is: a record of `serving ab` or results, the change, traces, logs.
@@ -108,8 +98,13 @@ def explain(
     sides = read_sides(record, name, before, after)
     log = read_logs([*logs, *sides.logs]).beyond(read_logs(sides.base_logs), sides.names)
     steps = steps_in(traces, changes, alone, sides, log)
-    ops = steps.ops if steps else tuple(change.op for change in changes) or ((alone.op,) if alone else ())
-    said = () if sides.predictions or steps else modelled(record, before, changes, alone)
-    made = account(ops, sides, steps, log, said)
-    answer(json_to, facts(made), lambda: shown(made))
-    sys.exit(made.code)
+    if steps:
+        ops = steps.ops
+    elif changes:
+        ops = tuple(change.op for change in changes)
+    else:
+        ops = (alone.op,) if alone else ()
+    predictions = () if sides.predictions or steps else modelled(record, before, changes, alone)
+    explained = account(ops, sides, steps, log, predictions)
+    answer(json_to, facts(explained), lambda: shown(explained))
+    sys.exit(explained.code)

@@ -14,27 +14,18 @@ LISTS = ["ops", "impls", "cases", "suites", "models", "linears", "published", "f
 @click.command("list")
 @click.argument("what", default="impls", metavar="[WHAT]", type=OneOf(LISTS))
 @only_op
-@click.option(
-    "--case",
-    metavar='"NAME=V ..."',
-    help="Say which implementations take this case, and why the others do not. Sizes that it leaves out are "
-    "those of the first case of the suite r1-tp8.",
-)
+@click.option("--case", metavar='"NAME=V ..."',
+              help="Say which implementations take this case, and why the others do not. Sizes that it "
+              "leaves out are those of the first case of the suite r1-tp8.")  # fmt: skip
 @click.option("--suite", metavar="NAME", help="List the cases of this suite, or `all`.  [default: smoke]")
 @click.option("--platform", type=OneOf(KINDS), help="Ask about another platform than this machine's.")
 @click.option("--arch", default="", metavar="NAME", help="Ask about another GPU: MI300X, H200, gfx942 ...")
 @click.option("--all", "every", is_flag=True, help="List the flags that no recipe and no guide sets, too.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
-    what: str,
-    op: str | None,
-    case: str | None,
-    suite: str | None,
-    platform: str | None,
-    arch: str,
-    every: bool,
-    json_to: str | None,
-) -> None:
+    what: str, op: str | None, case: str | None, suite: str | None, platform: str | None, arch: str,
+    every: bool, json_to: str | None,
+) -> None:  # fmt: skip
     """List what there is, and what can run here and why. WHAT is impls (the default), ops, cases, suites,
     models, linears, published, flags or recipes. Models have suites MODEL-tpN, of N ranks, and are
     listed with their sources and what is not modelled of them."""
@@ -56,8 +47,11 @@ def list_command(
         raise UsageError(f"{arch} is an architecture of {of_arch}, not of {platform}")
     platform = platform or of_arch
     machine = named(platform, arch) if platform else detect()
-    rows, shown = of_case(ops, case, machine) if case else listing(what, ops, machine, suite, every)
+    if case:
+        rows, shown = of_case(ops, case, machine)
+    else:
+        rows, shown = listing(what, ops, machine, suite, every)
     if not json_to and (what == "impls" or not machine.here):
-        elsewhere = "" if machine.here else " (not this machine)"
-        print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)
+        where = f"{machine.kind} {machine.arch} {machine.name}".strip()
+        print(where if machine.here else f"{where} (not this machine)")
     answer(json_to, rows, shown)

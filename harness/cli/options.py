@@ -40,10 +40,11 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in GROUPS}
+        heading_of = {name: heading for heading, names in GROUPS.items() for name in names.split()}
         for param in self.get_params(ctx):
-            if not isinstance(param, click.Argument) and (record := param.get_help_record(ctx)):
-                named = (heading for heading, names in GROUPS.items() if param.name in names.split())
-                groups[next(named, "What")].append(record)
+            record = param.get_help_record(ctx)  # (names, help); None for a hidden option
+            if record and not isinstance(param, click.Argument):
+                groups[heading_of.get(param.name or "", "What")].append(record)
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):
@@ -64,12 +65,13 @@ class OneOf(click.Choice[str]):
 
 @contextlib.contextmanager
 def interruptible(what_next: str) -> Iterator[None]:
-    """Control-C ends the command and says what is kept and how to go on, if anything is: with the text of the
-    KeyboardInterrupt, if it has one."""
+    """Control-C ends the command with one line that says how to go on: the text of the KeyboardInterrupt, or
+    where that has none `what_next`, which may be empty."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        click.echo("; ".join(filter(None, ["stopped", str(stopped) or what_next])), err=True)
+        text = str(stopped) or what_next
+        click.echo(f"stopped; {text}" if text else "stopped", err=True)
         sys.exit(STOPPED)
 
 
@@ -79,7 +81,8 @@ def json_option(help: str) -> Callable[[Function], Function]:
 
 
 def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableType]) -> None:
-    """Writes the facts, or a text of JSON, where --json asks for it; else prints what `shown` makes."""
+    """Writes the facts, which may be a text of JSON already, to the file of --json; without --json it prints
+    what `shown` returns."""
     from harness.report.terminal import show
 
     if json_to:
@@ -96,16 +99,15 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
 
 
 def write_json(target: str, facts: object, allow_nan: bool = True) -> None:
+    """Writes facts to a file, or to stdout for `-`."""
     write(target, json.dumps(facts, indent=1, allow_nan=allow_nan) + "\n")
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    """`900s` -> 900.0. Raises UsageError."""
     from harness.plan.budget import parse_seconds
 
     return parse_seconds(text, option.opts[0])
-
-
-_time_option = functools.partial(click.option, show_default=True, callback=_seconds)
 
 
 def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
@@ -121,7 +123,7 @@ def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.
 
 
 def _cases_file(name: str | None) -> str | None:
-    """Raises ValueError."""
+    """The name, if it can be that of a file of cases. Raises ValueError if not."""
     if name and not name.endswith(".json"):
         raise ValueError(f"--cases {name}: a file of cases is NAME.json, as `shapes from` writes it")
     return name
@@ -142,19 +144,15 @@ cases_file = click.option(
     help="Take the cases of this file: see `shapes from`.",
 )  # fmt: skip
 cluster_option = click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
+    "--cluster", metavar="[ADDRESS]", is_flag=False, flag_value="auto",
     help="Measure cases in parallel on a Ray cluster: HOST:PORT of its head, or without ADDRESS on all "
     "devices of this node. --device then names a type of device.",
-)
+)  # fmt: skip
 cache_option = click.option(
-    "--cache",
-    type=OneOf(["serving", "cold", "warm"]),
+    "--cache", type=OneOf(["serving", "cold", "warm"]),
     help="Choose what calls read from memory: streamed operands (serving, default), all operands (cold), or "
     "nothing (warm).",
-)
+)  # fmt: skip
 launch_option = click.option(
     "--launch", type=OneOf(["graph", "eager"]),
     help="Launch calls on GPUs from a graph (default), or one by one (eager).",
@@ -163,29 +161,35 @@ set_option = click.option(
     "--set", multiple=True, metavar="NAME=VALUE", help="Set this environment variable in the workers."
 )
 disturbed_option = click.option(
-    "--disturbed",
-    type=OneOf(["prefer", "keep", "refuse"]),
-    envvar="KERNEL_BENCH_DISTURBED",
+    "--disturbed", type=OneOf(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",
     help="Count rounds that other work or throttling disturbed if there are too few quiet ones (prefer, "
     "default), always (keep), or never (refuse: a row that is mostly disturbed gets no time).",
-)
+)  # fmt: skip
 quiet_option = click.option("--quiet", is_flag=True, help="Print neither tables nor progress.")
 seed_option = click.option("--seed", type=int, help="Draw all random values from this seed.  [default: 0]")
 threads_option = click.option(
     "--threads", type=click.IntRange(1), metavar="N",
     help="Compute on N CPU threads.  [default: OMP_NUM_THREADS, else the cores of a NUMA node]",
 )  # fmt: skip
-prepare_timeout = _time_option(
-    "--prepare-timeout", default="900s", metavar="TIME", help="Stop preparing an implementation after this."
-)
-call_timeout = _time_option(
-    "--call-timeout", default="120s", metavar="TIME", help="Stop any other request to a worker after this."
-)
+prepare_timeout = click.option(
+    "--prepare-timeout", default="900s", show_default=True, metavar="TIME", callback=_seconds,
+    help="Stop preparing an implementation after this.",
+)  # fmt: skip
+call_timeout = click.option(
+    "--call-timeout", default="120s", show_default=True, metavar="TIME", callback=_seconds,
+    help="Stop any other request to a worker after this.",
+)  # fmt: skip
 
 
 def several(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """Adds options, which help lists in this order."""
-    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
+    """A decorator that adds options to a command. Its help lists them in this order."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 _measuring = several(
@@ -225,13 +229,14 @@ _measuring = several(
 
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of every command that measures; they become a Request."""
+    """Adds the options of every command that measures. The command gets them as its first argument, a
+    `harness.run.plan.Request`."""
     return _measuring(gathered("harness.run.plan:Request")(command))
 
 
 def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes one object of those options of a command that are fields of a dataclass; it is the command's
-    first argument.
+    """A decorator that makes one object of the options of a command that are fields of a dataclass. The
+    object is the first argument of the decorated function.
 
     path: `module:class` of the dataclass, which is imported when the command is called
     """
@@ -249,6 +254,6 @@ def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
-    """Makes an object from the options that are fields of the dataclass, and takes them out of these."""
+    """Makes an object of the options that are fields of the dataclass, and removes them from `options`."""
     names = {field.name for field in fields(dataclass)} & options.keys()
     return dataclass(**{name: options.pop(name) for name in names})

@@ -1,8 +1,11 @@
-"""Commands on recorded runs: `report`, `compare`, `claims`, `export`. `compare --revisions` measures one."""
+"""Commands on recorded runs: `report`, `show`, `compare`, `claims`, `export`. `compare --revisions` measures
+one."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,44 +15,30 @@ from harness.cli.options import Command, OneOf, answer, json_option, measuring
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.files import JsonObject, require_writable, require_writable_folder, write
 from harness.paths import PUBLISHED, RESULTS
+from harness.report.text import counted
 
 if TYPE_CHECKING:
+    from harness.results.read import RecordedRun
     from harness.results.schema import Cell, Run
     from harness.run.plan import Request
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
-@click.option(
-    "-o",
-    "--output",
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="Write the page there; - is stdout.",
-)
+@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE",
+              help="Write the page there; - is stdout.")  # fmt: skip
 @click.option("--title", default="", help="Give the page this title.  [default: what it shows]")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @click.option("--svg", metavar="DIR", help="Write the charts there as SVG files, and no page.")
 @click.option("--png", metavar="DIR", help="Write the charts there as PNG files, and no page.")
-@click.option(
-    "--chart",
-    multiple=True,
-    metavar="PATTERN",
-    help="With --svg or --png: write only charts with such a file name.",
-)
+@click.option("--chart", multiple=True, metavar="PATTERN",
+              help="With --svg or --png: write only charts with such a file name.")  # fmt: skip
 @click.option("--decide", "engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm",
               help="Begin with how to launch this engine, by all RUNS together: see `decide`.")  # fmt: skip
 def report(
-    runs: tuple[str, ...],
-    output: str,
-    title: str,
-    show: bool,
-    svg: str | None,
-    png: str | None,
-    chart: tuple[str, ...],
-    engine: str | None,
-) -> None:
+    runs: tuple[str, ...], output: str, title: str, show: bool, svg: str | None, png: str | None,
+    chart: tuple[str, ...], engine: str | None,
+) -> None:  # fmt: skip
     """Write recorded RUNS as a page for the browser. It shows rankings, sizes, rounds, flags, what moved
     between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that `serving
     predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below it."""
@@ -61,10 +50,9 @@ def report(
     from harness.page.html import pictures, write_page
 
     known = inputs(runs)
-    folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
-    for folder, _ in folders:
-        require_writable_folder(folder)
-    if not folders:
+    for folder in filter(None, (svg, png)):
+        require_writable_folder(Path(folder))
+    if not (svg or png):
         require_writable(output, None)
     decisions = []
     if engine:
@@ -75,9 +63,11 @@ def report(
         decisions = [decision_section(*decided(engine, read_measured(runs), {}, {}))]
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     page = replace(page, sections=[*decisions, *page.sections])
-    for folder, is_png in folders:
-        click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
-    if folders:
+    if svg:
+        click.echo(f"{len(pictures(page, Path(svg), False, chart))} charts in {svg}")
+    if png:
+        click.echo(f"{len(pictures(page, Path(png), True, chart))} charts in {png}")
+    if svg or png:
         return
     write_page(page, output, ", ".join(runs))
     if output != "-":
@@ -100,31 +90,39 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     from harness.results.read import run_folders
     from harness.run.plan import Request, case_of
 
-    journals = [Journal(folder) for folder in dict.fromkeys(f for run in runs for f in run_folders(run))]
+    folders = dict.fromkeys(folder for run in runs for folder in run_folders(run))
     found = []
-    for journal in journals:
-        run, finished = journal.run(), journal.finished().items()
-        known = {case.key for case in run.cases}
-        found.append((journal.folder, run, {key: of for key, of in finished if key in known and len(of) > 1}))
-    if not any(cases for *_, cases in found):
-        raise NothingRan(f"no case was finished in {', '.join(str(folder) for folder, *_ in found)}")
+    for folder in folders:
+        journal = Journal(folder)
+        run = journal.run()
+        planned = {case.key: case_of(case) for case in run.cases}
+        cases = [
+            (planned[key], records)
+            for key, records in journal.finished().items()
+            if key in planned and len(records) > 1  # one record alone is that of the end of the case
+        ]
+        found.append((folder, run, cases))
+    if not any(cases for _, _, cases in found):
+        raise NothingRan(f"no case was finished in {', '.join(map(str, folders))}")
     for folder, run, cases in found:
-        records = [record for of_case in cases.values() for record in of_case]
-        answer = answers(run, records) if cases else []
-        when = run.created.replace("T", " ")[:16]
+        all_records = [record for _, records in cases for record in records]
+        conclusions = answers(run, all_records) if cases else []
+        when = run.created.replace("T", " ")[:16]  # to the minute
         title = f"{run.op} on {device(run)}, {when} ({folder})"
         if markdown:
-            sections = [case_markdown(of_case, run) for of_case in cases.values()]
-            said = [f"- {line.strip()}" for each in answer for line in plain(each, 10_000).splitlines()]
-            click.echo("\n\n".join(filter(None, [f"## {title}", "\n".join(said), *sections])) + "\n")
+            lines = [line for text in conclusions for line in plain(text, columns=10_000).splitlines()]
+            parts = [f"## {title}", "\n".join(f"- {line.strip()}" for line in lines)]
+            parts += [case_markdown(records, run) for _, records in cases]
+            click.echo("\n\n".join(part for part in parts if part) + "\n")
             continue
         display = RaceTables() if run.race else RunDisplay(Request())
         display.print(title)
-        planned = {case.key: case_of(case) for case in run.cases}
-        for key, of_case in cases.items():
-            display.case(run, planned[key], of_case)
-        for each in answer if cases else ["no case was finished"]:
-            display.print(each)
+        for case, records in cases:
+            display.case(run, case, records)
+        for text in conclusions:
+            display.print(text)
+        if not cases:
+            display.print("no case was finished")
 
 
 @click.command(cls=Command)
@@ -134,12 +132,9 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
 @click.option("--markdown", metavar="FILE|-", help="Also write the report there, for a pull request.")
 @measuring
 def compare(
-    request: Request,
-    runs: tuple[str, ...],
-    revisions: tuple[str, str] | None,
-    force: bool,
+    request: Request, runs: tuple[str, ...], revisions: tuple[str, str] | None, force: bool,
     markdown: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Show what is faster or slower in RUN_B than in RUN_A. Or between two revisions of this repository,
     which the other options are for. The exit code is 1 if something regressed, 3 if nothing can be
     judged."""
@@ -151,22 +146,21 @@ def compare(
             raise click.UsageError("--revisions measures on this machine: leave out --cluster")
         # The kernels of each revision are a setting.
         request = replace(request, settings=revision_settings(revisions))
-        measure(request, lambda _: request)
+        measure(request, lambda platform: request)
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
     from harness.report.comparison_table import comparison_markdown, comparison_table
     from harness.report.terminal import show
-    from harness.results.comparison import compared
+    from harness.results.comparison import compare_runs
     from harness.results.read import read
 
     a, b = map(read, runs)
-    comparison = compared(a, b)
+    comparison = compare_runs(a, b)
     if comparison.incompatible and not force:
         reasons = "; ".join(comparison.incompatible)
         raise UsageError(f"{runs[0]} and {runs[1]} cannot be compared: {reasons} (--force marks it only)")
     if not comparison.rows:
-        missing = "; ".join(comparison.missing[:3]) or "both are empty"
-        raise NothingRan(f"no cell has a time in both runs: {missing}")
+        raise NothingRan(f"no cell has a time in both runs: {_without_common(a, b, comparison.missing)}")
     if markdown != "-":
         show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
@@ -174,6 +168,17 @@ def compare(
     if comparison.regressions or comparison.lost:
         sys.exit(FAILED)
     sys.exit(OK if any(row.baseline for row in comparison.rows) else NOTHING_RAN)
+
+
+def _without_common(a: RecordedRun, b: RecordedRun, missing: Sequence[str]) -> str:
+    """How many cells of two runs without common cells have a time, and why the first and the last of them
+    have none in the other run."""
+    counts = []
+    for name, run in (("A", a), ("B", b)):
+        timed = [cell for cell in run.cells.values() if cell.status == "ok" and cell.time_us]
+        counts.append(f"{counted(len(timed), 'cell')} in {name}")
+    examples = dict.fromkeys([*missing[:1], *missing[-1:]])
+    return "; ".join([", ".join(counts), *(textwrap.shorten(text, 120) for text in examples)])
 
 
 @click.command()
@@ -238,20 +243,17 @@ def _benchmark(cell: Cell) -> JsonObject:
     stats = Stats()
     for seconds in cell.samples.seconds:
         stats.update(seconds)
-    hidden = {"samples", "kind", "time_us", "low_us", "high_us"}
+    in_stats = {"samples", "kind", "time_us", "low_us", "high_us"}
     return {
         "group": cell.case,
         "name": f"{cell.name}[{cell.case}]",
         "fullname": f"{cell.op}::{cell.name}[{cell.case}]",
         "params": {
-            "op": cell.op,
-            "implementation": cell.impl,
-            "case": cell.case,
-            "arm": cell.setting,
+            "op": cell.op, "implementation": cell.impl, "case": cell.case, "arm": cell.setting,
             "launch": cell.launch,
         },
         "param": cell.case,
-        "extra_info": cell.model_dump(exclude=hidden),
+        "extra_info": cell.model_dump(exclude=in_stats),
         "options": {"timer": "device", "warmup": True},
         "stats": stats.as_dict() | {"iterations": 1, "data": cell.samples.seconds},
-    }
+    }  # fmt: skip

@@ -1,6 +1,6 @@
 """`python -m harness run` checks, times and ranks the implementations of an op; `python -m harness toggle`
-says what environment flags do to each; `python -m harness check` checks one implementation alone. How a run
-goes on from here is told at the head of harness/run/execute.py."""
+says what environment flags do to each; `python -m harness check` checks one implementation alone. The head of
+harness/run/execute.py says how a run continues."""
 
 from __future__ import annotations
 
@@ -22,36 +22,25 @@ if TYPE_CHECKING:
 
 @click.command(cls=options.Command)
 @options.measuring
-@click.option(
-    "--baseline",
-    metavar="IMPL|sglang|vllm",
-    help="Compare the others with it; an engine stands for what it runs by default.  [default: torch's best]",
-)
+@click.option("--baseline", metavar="IMPL|sglang|vllm",
+              help="Compare the others with it; an engine stands for what it runs by default.  [default: "
+              "torch's best]")  # fmt: skip
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
     """Check and rank the implementations of an op. Each is checked against a reference, then all are timed in
     interleaved rounds."""
-    measure(request, lambda _: request)
+    measure(request, lambda platform: request)
 
 
 @click.command(cls=options.Command)
-@click.option(
-    "--flag",
-    "flag_texts",
-    multiple=True,
-    metavar="NAME=A[,B...]",
-    help="Set this variable to each value in turn; `NAME=` is an empty value, `unset` removes it.",
-)
-@click.option(
-    "--design",
-    type=options.OneOf(["factorial", "one-at-a-time"]),
-    default="factorial",
-    show_default=True,
-    help="Measure all combinations of the flags' values, or each value alone.",
-)
-@click.option(
-    "--recipe", metavar="NAME", help="Set all variables of a published environment: see `list recipes`."
-)
+@click.option("--flag", "flag_texts", multiple=True, metavar="NAME=A[,B...]",
+              help="Set this variable to each value in turn; `NAME=` is an empty value, `unset` removes "
+              "it.")  # fmt: skip
+@click.option("--design", type=options.OneOf(["factorial", "one-at-a-time"]), default="factorial",
+              show_default=True,
+              help="Measure all combinations of the flags' values, or each value alone.")  # fmt: skip
+@click.option("--recipe", metavar="NAME",
+              help="Set all variables of a published environment: see `list recipes`.")  # fmt: skip
 @click.option("--leave-one-out", is_flag=True, help="Leave each variable out of the recipe in turn, too.")
 @click.option("--force", is_flag=True, help="Also set flags that are unknown, or can have no effect here.")
 @options.measuring
@@ -66,7 +55,8 @@ def toggle(request: Request, **design: Any) -> None:  # click passes untyped val
 def measure(request: Request, request_of: Callable[[Platform], Request]) -> None:
     """Measures on this machine or a cluster, and exits.
 
-    request_of: makes the request for a platform from the one that the command was given
+    request:    the options of the command
+    request_of: returns the request for a platform, whose settings may depend on the platform
     """
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
@@ -76,26 +66,31 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     from kernels.engines import engines
     from kernels.platform import detect
 
-    # Of a cluster the folder is not known here.
-    recorded = "finished cases are recorded, --resume RUN measures the rest"
-    with options.interruptible(recorded if request.cluster else ""), RunDisplay(request) as display:
-        if request.cluster:
-            from harness.cluster.execute import run_on_cluster
+    # A run on this machine names its folder itself when it is interrupted.
+    what_next = "finished cases are recorded, --resume RUN measures the rest" if request.cluster else ""
+    with options.interruptible(what_next), RunDisplay(request) as display:
+        if not request.cluster:
+            platform = choose_device(request.device)
+            sys.exit(execute.run(request_of(platform), platform, display))
+        from harness.cluster.execute import run_on_cluster
 
-            if request.resume:
-                Journal(Path(request.resume)).run()
-            else:  # what depends on its devices is known when it is joined
-                named = request.baseline if request.baseline not in engines() else None
-                plan_run(replace(request, launch=None, baseline=named), detect())
-            sys.exit(run_on_cluster(request, request_of, display))
-        platform = choose_device(request.device)
-        sys.exit(execute.run(request_of(platform), platform, display))
+        # A mistake in the request is said before the cluster is joined. The launch mode and an engine as the
+        # baseline depend on the devices, which are known only then.
+        if request.resume:
+            Journal(Path(request.resume)).run()
+        else:
+            baseline = None if request.baseline in engines() else request.baseline
+            plan_run(replace(request, launch=None, baseline=baseline), detect())
+        sys.exit(run_on_cluster(request, request_of, display))
 
 
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns what makes the request for a platform. design: options of `toggle`, as plan_toggle has them"""
+    """Returns a function that makes the request for a platform.
+
+    design: the options of `toggle`, which `plan_toggle` takes
+    """
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)
@@ -104,14 +99,15 @@ def toggle_request(
         if request.resume:
             return request
         plan = plan_toggle(platform, log, op=request.op, launch=request.launch, common=request.set, **design)
-        if names := plan.implementations:
-            return replace(request, impl=",".join(names), baseline=names[0])
+        if plan.implementations:
+            baseline = plan.implementations[0]
+            return replace(request, impl=",".join(plan.implementations), baseline=baseline)
         return replace(request, settings=plan.settings, flags=plan.flags)
 
     return request_of
 
 
-def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
+def _as_tuple(context: click.Context, option: click.Parameter, value: str) -> tuple[str]:
     return (value,)
 
 
@@ -126,12 +122,10 @@ def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
 @options.launch_option
 @options.set_option
 @click.option("--config", metavar='"NAME=V ..."', help="Make a tunable kernel use this configuration.")
-@click.option(
-    "--save",
-    metavar="DIR",
-    help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; check.json, "
-    "with those rows and the seeds of the operands; and traceback.txt, of an exception.",
-)
+@click.option("--save", metavar="DIR",
+              help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; "
+              "check.json, with those rows and the seeds of the operands; and traceback.txt, of an "
+              "exception.")  # fmt: skip
 @options.seed_option
 @options.threads_option
 @options.prepare_timeout
@@ -140,13 +134,13 @@ def check(request: Request, config: str | None, save: str | None) -> None:
     """Check one implementation on one case, untimed. It says whether the implementation is right there, and
     where and how it is wrong. `run` checks small uneven cases, too."""
     from harness.run.execute import code_of
-    from harness.run.single import check as checked
+    from harness.run.single import check as check_one
 
     with options.interruptible(""):
-        found = checked(request, config, save, partial(click.echo, err=True))
-    click.echo(f"{found.case.key}: {found.entry.name} is {found.entry.status or 'right'}")
-    if found.entry.reason:
-        click.echo(found.entry.reason)
-    if found.saved:
-        click.echo(f"saved: {', '.join(map(str, found.saved))}")
-    sys.exit(code_of({found.entry.status or "checked"}))
+        checked = check_one(request, config, save, partial(click.echo, err=True))
+    click.echo(f"{checked.case.key}: {checked.entry.name} is {checked.entry.status or 'right'}")
+    if checked.entry.reason:
+        click.echo(checked.entry.reason)
+    if checked.saved:
+        click.echo(f"saved: {', '.join(map(str, checked.saved))}")
+    sys.exit(code_of({checked.entry.status or "checked"}))

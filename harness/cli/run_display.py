@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class TerminalDisplay:
-    """Prints text above the line of progress, which is removed when the context ends."""
+    """Prints text above the line of progress, which is removed when the context ends. Quiet, it prints
+    nothing but the log."""
 
     def __init__(self, quiet: bool, file: TextIO) -> None:
         self.progress = Progress(quiet)
@@ -52,20 +53,21 @@ class TerminalDisplay:
 
 
 class RunDisplay(TerminalDisplay):
-    """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout.
-    Nothing is printed for a quiet request."""
+    """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request.quiet, sys.stderr if "-" in (request.json, request.csv) else sys.stdout)
         self.published = figures() if request.published else []
-        self.resumed, self.measured = request.resume, 0
+        self.resumed = request.resume
+        self.measured = 0  # cases so far
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         self.measured += 1
         self.print("")
         self.print(case_table.case_table(records, run))
-        if (figures := case_table.published(self.published, case)) is not None:
-            self.print(figures)
+        published = case_table.published(self.published, case)
+        if published is not None:
+            self.print(published)
         self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
@@ -74,19 +76,21 @@ class RunDisplay(TerminalDisplay):
         if self.resumed and not self.measured and not outcome.left_out:
             again = command("show", Path(self.resumed))
             self.print(f"nothing was left to measure; its tables:\n{COMMAND}{again}")
-        answer = answers(run, outcome.records)
+        conclusions = answers(run, outcome.records)
         if run.contrast == "implementations" and not self.progress.quiet:
-            answer += [comparison_table.since(*found) for found in [changed_since(outcome.folder)] if found]
-        if answer:
+            changed = changed_since(outcome.folder)
+            if changed:
+                conclusions.append(comparison_table.since(*changed))
+        if conclusions:
             self.print("")
-        for said in answer:
-            self.print(said)
+        for text in conclusions:
+            self.print(text)
 
 
 def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
-    """What all cases say together; of a run of settings which to take."""
-    by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
-    cases = [CaseResult.of(of_case) for of_case in by_case]
+    """What all cases say together; for a run that compares settings, which setting to take."""
+    by_case = grouped(records, lambda record: getattr(record, "case", ""))
+    cases = [CaseResult.of(of_case) for of_case in by_case.values()]
     return [conclusion(cases, run)] if run.contrast == "settings" else [*summary(cases, run)]
 
 
@@ -97,30 +101,35 @@ class RaceTables(TerminalDisplay):
         super().__init__(quiet=False, file=sys.stdout)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        beaten = {
-            id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds
-        }
+        to_print = [record for record in records if not _was_eliminated(record)]
         self.print("")
-        self.print(case_table.case_table([r for r in records if id(r) not in beaten], run))
-        search = next(r for r in records if isinstance(r, CaseDone)).search
+        self.print(case_table.case_table(to_print, run))
+        search = next(record for record in records if isinstance(record, CaseDone)).search
         if search:
             pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
             self.print(
-                f"of {search.considered} configurations {search.raced} were raced, {len(beaten)} of them "
-                f"beaten in the eliminations" + (f"; not raced: {pruned}" if pruned else "")
+                f"of {search.considered} configurations {search.raced} were raced, "
+                f"{len(records) - len(to_print)} of them beaten in the eliminations"
+                + (f"; not raced: {pruned}" if pruned else "")
             )
 
     def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
+        """file: None where the configuration that was used before stays; choice: None without a verdict"""
         if choice is None:
             self.print("nothing stored: there is no verdict on the configuration that was used before\n")
             return
         where = f"stored in {file}" if file else f"leave it: {choice['before']} stays, nothing is written"
-        config, against = (text_of(choice[name]) for name in ("config", "against"))
+        config, against = text_of(choice["config"]), text_of(choice["against"])
         ratio = f"{choice['ratio']}x ({choice['low']} to {choice['high']})"
         self.print(f"{where}: {config}, {choice['verdict']} against {against}: {ratio}\n")
 
     def end(self, run: Run, outcome: Outcome) -> None:
         self.print(end_text(outcome))
+
+
+def _was_eliminated(record: Record) -> bool:
+    """Whether it is a configuration that an elimination of a race beat: it has a time, but no samples."""
+    return isinstance(record, Cell) and record.status == "ok" and not record.samples.seconds
 
 
 def end_text(outcome: Outcome) -> str:
@@ -129,17 +138,17 @@ def end_text(outcome: Outcome) -> str:
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)
-    spent = notes.time_spent(measured_s, setup_s + outcome.before_s)
     lines = [
-        f"{counted(outcome.cases)}: {spent}",
+        f"{counted(outcome.cases)}: {notes.time_spent(measured_s, setup_s + outcome.before_s)}",
         f"recorded in {outcome.folder}",
         f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}",
     ]
-    if left_out := notes.left_out(outcome.left_out, cells, outcome.budget_s):
-        more = command("run", "--resume", outcome.folder, "--budget", "5m")
-        lines.append(f"{left_out}; to measure more:\n{COMMAND}{more}")
+    left_out = notes.left_out(outcome.left_out, cells, outcome.budget_s)
+    if left_out:
+        to_resume = command("run", "--resume", outcome.folder, "--budget", "5m")
+        lines.append(f"{left_out}; to measure more:\n{COMMAND}{to_resume}")
     lines += notes.spread_lines(spreads(outcome.calibrations))
-    return "\n".join(filter(None, [*lines, notes.disturbance(done)]))
+    return "\n".join(line for line in [*lines, notes.disturbance(done)] if line)
 
 
 def print_note(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -14,22 +15,21 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 
-def _from(word: str) -> None:
-    """Raises ValueError."""
+def _require_from(word: str) -> None:
+    """Raises ValueError unless the first word after `shapes` is `from`."""
     if word != "from":
         raise ValueError(f"write `shapes from FILE...`, not `shapes {word}`")
 
 
 @click.command(cls=Command)
-@click.argument("what", metavar="from", callback=parsed_by(_from))
+@click.argument("word", metavar="from", callback=parsed_by(_require_from), expose_value=False)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "-o", "--out", metavar="FILE", default="cases.json", show_default=True, help="Write the cases there."
-)
+@click.option("-o", "--out", metavar="FILE", default="cases.json", show_default=True,
+              help="Write the cases there.")  # fmt: skip
 @deployment
 def shapes(
-    what: None, files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool,
-    kv: str, drafts: int | None,
+    files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool, kv: str,
+    drafts: int | None,
 ) -> None:  # fmt: skip
     """Make cases with weights from traffic. Other commands take them with --cases. It reads traces of
     torch.profiler (step annotations of vLLM, SGLang and ATOM, `Input Dims`, names of kernels), logs of vLLM,
@@ -47,7 +47,7 @@ def shapes(
     if not out.endswith(".json"):
         raise UsageError(f"--out {out}: a file of cases is NAME.json")
     require_writable(out, None)
-    group, groups = (1, tp) if dp_attention else (tp, 1)
+    group, groups = (1, tp) if dp_attention else (tp, 1)  # ranks of a DP group, and DP groups
     parallel, dispatched = Parallel(group, groups, ep), ep > 1 and groups > 1
     served = Deployment(model, parallel, dense_tp=group, shared_tp=group, dispatched=dispatched, kv=kv)
     traffic = Traffic(drafts=drafts, dp=groups)
@@ -57,13 +57,12 @@ def shapes(
     except ValueError as error:
         raise UsageError(str(error)) from None
     write_json(out, record(traffic, served, cases))
-    ops = dict.fromkeys(case.op for case in cases)
-    counts = ", ".join(f"{op} {sum(case.op == op for case in cases)}" for op in ops)
-    told = [
+    counts = Counter(case.op for case in cases)
+    notes = [
         *lines(traffic),
         ("deployment", f"{served.text}; --model, --tp, --ep, --dp-attention and --kv say another"),
-        ("cases", counts),
-        *([("steps", str(traffic.count()))] if traffic.steps else []),
-        ("written", out),
+        ("cases", ", ".join(f"{op} {count}" for op, count in counts.items())),
     ]
-    show(noted(told), sys.stdout)
+    if traffic.steps:
+        notes.append(("steps", str(traffic.count())))
+    show(noted([*notes, ("written", out)]), sys.stdout)

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 @click.option("--out", "tuned", metavar="DIR", help="Store winners there.  [default: kernels/tuned]")
 @click.option("--json", metavar="FILE|-", help="Write the choices there as JSON, too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be raced, and how long; race nothing.")
-@click.option(
-    "--check", is_flag=True, help="Store nothing; exit code 1 where a stored choice is not the best."
-)
+@click.option("--check", is_flag=True,
+              help="Store nothing; exit code 1 where a stored choice is not the best.")  # fmt: skip
 @options.target_device
 @options.launch_option
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="Race at most N for a case.  [default: 24]")

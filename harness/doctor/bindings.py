@@ -197,6 +197,8 @@ def releases_in(path: Path) -> list[Release]:
         return [_release(library, path, source) for library in wanted_libraries() if source.has(library)]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, SyntaxError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
+        if isinstance(error, zipfile.BadZipFile):
+            reason = "it is no zip archive, or it is broken"
         raise UsageError(
             f"{path} is no folder of packages, wheel, or file of recorded signatures: {reason}"
         ) from None

@@ -1,23 +1,23 @@
-"""A page of recorded results: which records a path names, and a section for each op, for what moved between
-two runs, for serving, and for each machine. Also a page of what an engine runs: its shapes by tokens."""
+"""A page of recorded results: the records that paths name, and a section for each op, for what changed
+between two runs, for serving, and for each machine. Also the page of `engine`: the shapes that an engine
+runs, by tokens."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, measured_cases, shared_sizes, short_keys, us_text
+from harness.page.case import MeasuredCase, four_digits, measured_cases, shared_sizes, short_keys
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, rounds
@@ -29,7 +29,7 @@ from harness.page.settings import moved_section, setting_charts, settings_over_c
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import COLOURS, coloured
 from harness.report.case_table import headline
-from harness.report.compile_table import TEXTS, compile_lines
+from harness.report.compile_table import TEXT_COLUMNS, compile_lines
 from harness.report.conclusion import conclusion_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
@@ -37,7 +37,7 @@ from harness.report.notes import case_notes
 from harness.report.rows import device
 from harness.report.summary import summary
 from harness.report.text import grouped, significant
-from harness.results.comparison import compared
+from harness.results.comparison import compare_runs
 from harness.results.journal import Journal
 from harness.results.read import read, run_folders
 from harness.results.schema import Run
@@ -46,14 +46,15 @@ from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
 from shapes.case import text_of
 
-WHOLE = partial(significant, digits=9)
-COLUMNS: Columns = {
-    "share": ("share", us_text), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
-    "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", WHOLE),
-    "kernel": "entry_kernel", "us": ("entry_us", us_text), "entry in": "entry_file",
-    "line": ("entry_line", WHOLE), "falls back to": "fallback", "defects": "defects",
+integer_text = partial(significant, digits=9)
+SHAPE_COLUMNS: Columns = {
+    "share": ("share", four_digits), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
+    "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", integer_text),
+    "kernel": "entry_kernel", "us": ("entry_us", four_digits), "entry in": "entry_file",
+    "line": ("entry_line", integer_text), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
 SHOWN = "runs, A/B tests, ledgers, and what serving predict, what-if, replay or compile wrote with --json"
+"""The records that a page can show, in the words of an error."""
 
 
 def engine_page(view: EngineView) -> Page:
@@ -62,19 +63,15 @@ def engine_page(view: EngineView) -> Page:
 
 
 def engine_section(view: EngineView) -> PageSection:
-    values = [
-        {
-            **flat(shape),
-            "layer": f"{shape.call.place} {layer_text(shape)}",
-            "tokens": shape.tokens,
-            "state": "defect" if shape.defects else shape.state,
-        }
-        for shape in by_share(view.shapes)
-    ]
-    shares = Counter[str]()
-    for value in values:
-        shares[value["layer"]] += value["share"]
-    layers = [layer for layer, _ in shares.most_common()]
+    """The map of the shapes that an engine runs, and its notes."""
+    values = []
+    shares: dict[str, float] = {}  # by layer the sum of the shares of its shapes
+    for shape in by_share(view.shapes):
+        layer = f"{shape.call.place} {layer_text(shape)}"
+        state = "defect" if shape.defects else shape.state
+        values.append({**flat(shape), "layer": layer, "tokens": shape.tokens, "state": state})
+        shares[layer] = shares.get(layer, 0.0) + shape.share
+    layers = sorted(shares, key=lambda layer: -shares[layer])
     picture = (
         alt.Chart({"values": values})
         .mark_rect(stroke="#FFFFFF", strokeWidth=1)
@@ -96,92 +93,107 @@ def engine_section(view: EngineView) -> PageSection:
         "first. Green: its table has an entry; orange: it has none, and a fallback runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None,
-        table(values, COLUMNS),
+        table(values, SHAPE_COLUMNS),
         len(values),
     )
-    said = [(label, note.replace("\n  ", "; ")) for label, lines in notes(view).items() for note in lines]
-    return PageSection(
-        anchor("engine", view.release), view.release, "; ".join(engine_summary(view)), [chart], said
-    )
+    labelled = []
+    for label, of_label in notes(view).items():
+        labelled += [(label, note.replace("\n  ", "; ")) for note in of_label]
+    headline = "; ".join(engine_summary(view))
+    return PageSection(anchor("engine", view.release), view.release, headline, [chart], labelled)
 
 
 RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)  # files that stand for the folder that they are in
 EXPERIMENT = "experiment.json"
 """A file of earlier releases: the ledger of its folder is shown, but not the runs of its predictions."""
-MOST_CASES = 40  # the number of cases with charts of their own: more would make a page slow to open
-MOST_ROUNDS = 4000  # the number of rounds that a chart draws one by one
-MOST_INPUTS = 8
-"""The number of records whose charts stand together; a page of more has an index, and no rounds."""
+MOST_CASES = 40  # cases with charts of their own: more would make a page slow to open
+MOST_ROUNDS = 4000  # rounds that a chart draws one by one
+MOST_INPUTS = 8  # records whose charts stand together; a page of more has an index, and no charts of rounds
 
 
 @dataclass
 class Inputs:
-    """Paths, each once."""
+    """The paths of records."""
 
     runs: list[Path]  # folders with run.json that are not parts of an earlier release's experiment
-    abs: list[Path]  # folders with ab.json
+    abs: list[Path]  # folders of A/B tests, with ab.json
     ledgers: list[Path]  # files with the lines of a ledger
     documents: list[Path]  # files that a command wrote with --json
 
 
 def inputs(names: Iterable[str]) -> Inputs:
-    """A folder, or its archive, stands for all records below it. UsageError where a name is no record."""
-    found = Inputs([], [], [], [])
+    """The records that paths name, each once. A folder, or its archive, stands for all records below it.
+    Raises UsageError where a name is no record."""
+    runs: list[Path] = []
+    abs: list[Path] = []
+    ledgers: list[Path] = []
+    documents: list[Path] = []
     for name in names:
         path = Path(name)
-        path = path.parent if path.name in RECORDS else path
+        if path.name in RECORDS:
+            path = path.parent
         if path.is_dir() or (path.suffix == ".zip" and archive.is_folder(path)):
-            experiments = {file.parent for file in archive.below(path, EXPERIMENT)}
-            files = [file for file in archive.below(path, "run.json") if not experiments & {*file.parents}]
-            abs, ledgers = archive.below(path, AB), archive.below(path, LEDGER)
-            found.runs += [file.parent for file in files]
-            found.abs += [file.parent for file in abs]
-            found.ledgers += ledgers
-            if not (files or abs or ledgers):
-                written = sorted(path.glob("*.json"))
-                found.documents += written
-                found.runs += [] if written else run_folders(path)
+            below = _records_below(path)
+            runs, abs = runs + below.runs, abs + below.abs
+            ledgers, documents = ledgers + below.ledgers, documents + below.documents
         elif path.is_file() and path.suffix == ".jsonl":
-            found.ledgers.append(path)
+            ledgers.append(path)
         elif archive.is_file(path) and path.suffix == ".json":
-            found.documents.append(path)
+            documents.append(path)
         elif path.is_file():
             raise UsageError(f"{path} is nothing that report shows; it shows {SHOWN}")
         else:
-            found.runs += run_folders(name)
-    for paths in (found.runs, found.abs, found.ledgers, found.documents):
-        paths[:] = dict.fromkeys(paths)
-    return found
+            runs += run_folders(name)
+    return Inputs(*(list(dict.fromkeys(paths)) for paths in (runs, abs, ledgers, documents)))
+
+
+def _records_below(folder: Path) -> Inputs:
+    """Runs, A/B tests and ledgers at any depth; where there are none, the JSON files in the folder itself.
+    Raises UsageError where there is nothing."""
+    experiments = {file.parent for file in archive.below(folder, EXPERIMENT)}
+    run_files = [f for f in archive.below(folder, "run.json") if not experiments & set(f.parents)]
+    abs = [file.parent for file in archive.below(folder, AB)]
+    ledgers = archive.below(folder, LEDGER)
+    if run_files or abs or ledgers:
+        return Inputs([file.parent for file in run_files], abs, ledgers, [])
+    documents = sorted(folder.glob("*.json"))
+    return Inputs([] if documents else run_folders(folder), [], [], documents)
 
 
 def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
-    """The page of all inputs; that of many begins with a table of them, and has a folded section for each.
-    Raises UsageError where a record cannot be read, or there is nothing to show.
+    """The page of all inputs. With up to MOST_INPUTS records, runs of one op share a section. A page of more
+    begins with a table of the records, and has a folded section for each. Raises UsageError where a record
+    cannot be read, or there is nothing to show.
 
-    progress: is told which of many runs is being read
+    progress: is called with a text that says which of many runs is being read
     """
     runs = {folder: Journal(folder).run() for folder in inputs.runs}
-    named = [*inputs.runs, *inputs.abs, *inputs.ledgers, *inputs.documents]
-    many = len(named) > MOST_INPUTS
+    others = [*inputs.abs, *inputs.ledgers, *inputs.documents]
+    records = [*inputs.runs, *others]
+    many = len(records) > MOST_INPUTS
     labels = dict.fromkeys(runs, "") if many else _labels(runs)
     sections: list[PageSection] = []
     machines: list[PageSection] = []
-    by_op = grouped(runs, lambda folder: str(folder) if many else runs[folder].op)
-    for folders in by_op.values():
-        of_op, op = [], runs[folders[0]].op
+    # The folders of each section: one, or all of an op.
+    groups = [[folder] for folder in runs] if many else list(grouped(runs, lambda f: runs[f].op).values())
+    for folders in groups:
+        op = runs[folders[0]].op
+        cases_of_op = []
         for folder in folders:
             if many:
                 progress(f"{len(machines) + 1} of {len(runs)} runs: {folder}")
             cases = measured_cases(folder, labels[folder])
             label = labels[folder] or (folder.name if len(runs) > 1 else "")
             machines.append(machine_section(runs[folder], cases, label))
-            of_op += cases
-        empty = PageSection(anchor(op), op, "No case was finished.")
-        sections.append(op_section(op, of_op, with_rounds=not many) if of_op else empty)
-    for folders in by_op.values():
-        if len(folders) == 2:
+            cases_of_op += cases
+        if cases_of_op:
+            sections.append(op_section(op, cases_of_op, with_rounds=not many))
+        else:
+            sections.append(PageSection(anchor(op), op, "No case was finished."))
+    for folders in groups:
+        if len(folders) == 2:  # of two runs of one op the newer is compared with the older
             a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
-            comparison = compared(a, b)
+            comparison = compare_runs(a, b)
             if comparison.rows and not comparison.incompatible:
                 sections.append(moved_section(a, b, comparison))
     sections += [ab_section(folder) for folder in inputs.abs]
@@ -189,46 +201,64 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
     sections += [written_section(path) for path in inputs.documents]
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
+
     ops = dict.fromkeys(run.op for run in runs.values())
-    names = [*ops, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
-    about = "; ".join(dict.fromkeys(", ".join(filter(None, _origin(run))) for run in runs.values()))
     if many:
-        names, about = [f"{len(named)} records"], f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
-        for section, machine in zip(sections, machines, strict=False):
+        for section, machine in zip(sections, machines, strict=False):  # the sections of runs come first
             section.sections = [*section.sections, machine]
-        sections = [_index(named, runs, sections), *sections]
-    else:
-        sections += machines
-    return Page(title or ", ".join(names) or "Recorded results", about, sections)
+        index = _folded_behind_index(records, runs, sections)
+        subtitle = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
+        return Page(title or f"{len(records)} records", subtitle, [index, *sections])
+    names = ", ".join([*ops, *(path.name for path in others)])
+    origins = dict.fromkeys(", ".join(filter(None, _origin(run))) for run in runs.values())
+    return Page(title or names or "Recorded results", "; ".join(origins), [*sections, *machines])
 
 
-def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]) -> PageSection:
-    """A table of the records `named`, with links to their sections, which it folds and names apart."""
+def _folded_behind_index(
+    records: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]
+) -> PageSection:
+    """The section with a table of the records, which has links to their sections. Folds these sections, and
+    gives those of runs titles that differ.
+
+    sections: one for each record
+    """
     rows = []
-    for path, section in zip(named, sections, strict=True):
+    for path, section in zip(records, sections, strict=True):
         section.folded, section.anchor = True, anchor(str(path))
-        what, facts = section.title, [""] * 5
+        name, origin = section.title, Origin()
         if run := runs.get(path):
-            what, facts = run.op, _origin(run)
-            section.title = " · ".join([run.op, facts[0], facts[3]])
+            name, origin = run.op, _origin(run)
+            section.title = f"{run.op} · {origin.device} · {origin.date}"
             section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
-        rows.append(TableRow([what, section.headline, *facts, str(path)], link=section.anchor))
+        rows.append(TableRow([name, section.headline, *origin, str(path)], link=section.anchor))
     columns = ("record", "result", "device", "architecture", "host", "date", "commit", "path")
     reading = "Choose a record to open its section, which draws its charts then."
     chart = Chart("records", "Records", reading, table=Table(columns, rows))
     return PageSection("index", "Index", charts=[chart])
 
 
-def _origin(run: Run) -> list[str]:
-    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` (`+`: files were changed)."""
-    machine, git = (run.provenance.get(of, {}) for of in ("machine", "git"))
+class Origin(NamedTuple):
+    """Where a run comes from, in texts; what is not known is empty."""
+
+    device: str = ""
+    arch: str = ""
+    cores: str = ""  # `16 CPU cores`
+    date: str = ""
+    commit: str = ""  # `commit a74c80b+`; with `+` if files were changed
+
+
+def _origin(run: Run) -> Origin:
+    machine, git = run.provenance.get("machine", {}), run.provenance.get("git", {})
     cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
-    commit = f"commit {git['commit'][:7]}{'+' * bool(git.get('dirty'))}" if git.get("commit") else ""
-    return [device(run), machine.get("arch", ""), cores, run.created[:10], commit]
+    commit = f"commit {git['commit'][:7]}" if git.get("commit") else ""
+    if commit and git.get("dirty"):
+        commit += "+"
+    return Origin(device(run), machine.get("arch", ""), cores, run.created[:10], commit)
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
-    """What tells each run apart from the others of its op: nothing, the device, the id, or the folder."""
+    """The shortest text that tells each run apart from the others of its op: nothing where it is the only
+    one, the device, the id, or the folder."""
     labels = {}
     for folder, run in runs.items():
         same_op = [other for other in runs.values() if other.op == run.op]
@@ -245,45 +275,68 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
 def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True) -> PageSection:
     """The section for the cases of one op in all runs of a page, ordered by size."""
     cases = sorted(cases, key=lambda case: case.size_order)
-    ranked = [case for case in cases if case.run.contrast == "implementations"]
-    toggled = [case for case in cases if case.run.contrast == "settings"]
-    under_settings = grouped(toggled, lambda case: case.folder).values()
-    charts: list[Chart | None] = [winners(ranked), *sweep_charts(ranked)]
-    charts += [settings_over_cases(of_run) for of_run in under_settings]
+    of_implementations = [case for case in cases if case.run.contrast == "implementations"]
+    of_settings = [case for case in cases if case.run.contrast == "settings"]
+    runs = list(grouped(of_implementations, lambda case: case.folder).values())
+    setting_runs = list(grouped(of_settings, lambda case: case.folder).values())
+    charts = [winners(of_implementations), *sweep_charts(of_implementations)]
+    charts += [settings_over_cases(cases_of_run) for cases_of_run in setting_runs]
+    # A case that several runs measured has one section.
     by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
     heaviest = sorted(by_key, key=lambda same: -same[0].planned.weight)[:MOST_CASES]
-    inner = [
-        _case_section(same, with_rounds) for same in sorted(heaviest, key=lambda same: same[0].size_order)
-    ]
-    left = len(by_key) - len(inner)
-    notes = [("not shown", f"{left} cases of less weight have no charts of their own")] if left else []
-    headlines = []
-    runs = list(grouped(ranked, lambda case: case.folder).values())
-    alone = [case for case, *more in runs if not (more or summary([case], case.run))]
-    for key, same in grouped(alone, lambda case: case.planned.key).items():
-        headlines.append(f"{key}: {_headline(same)}.")
-    for of_run in runs:
-        if said := summary(of_run, of_run[0].run):
-            headlines.append(_labelled(of_run[0], ". ".join(said) + "."))
-    for of_run in under_settings:
-        title, lines = conclusion_lines(of_run, of_run[0].run)
-        headlines.append(_labelled(of_run[0], f"{title} {'. '.join(lines)}.".replace(" .", ".")))
-    if len(inner) > 1:
-        short, shared = short_keys(cases), text_of(shared_sizes(cases))
-        everywhere = [note for note in inner[0].notes if all(note in one.notes for one in inner)]
-        for section in inner:
-            section.folded, section.title = True, short[section.title]
-            section.notes = [note for note in section.notes if note not in everywhere]
-        sure = cases[0].run.confidence
-        together = (
-            f"those of a case hold together with {100 * sure:.0f} % confidence: expect one case with a false "
-            f"verdict in {1 / (1 - sure):.0f}; these are {len(by_key)}"
+    heaviest.sort(key=lambda same: same[0].size_order)
+    case_sections = [_case_section(same, with_rounds) for same in heaviest]
+    notes = []
+    if len(by_key) > len(heaviest):
+        without_charts = len(by_key) - len(heaviest)
+        notes.append(("not shown", f"{without_charts} cases of less weight have no charts of their own"))
+    if len(case_sections) > 1:
+        notes += _folded_case_sections(case_sections, cases)
+        confidence = cases[0].run.confidence
+        reliability = (
+            f"those of a case hold together with {100 * confidence:.0f} % confidence: expect one case with a "
+            f"false verdict in {1 / (1 - confidence):.0f}; these are {len(by_key)}"
         )
-        notes += [("sizes", f"all have {shared}")] if shared else []
-        notes += [*everywhere, ("verdicts", together)]
-    return PageSection(
-        anchor(op), op, " ".join(headlines), [chart for chart in charts if chart], notes, inner
-    )
+        notes.append(("verdicts", reliability))
+    headlines = " ".join(_op_headlines(runs, setting_runs))
+    return PageSection(anchor(op), op, headlines, _drawn(charts), notes, case_sections)
+
+
+def _op_headlines(
+    runs: Sequence[Sequence[MeasuredCase]], setting_runs: Sequence[Sequence[MeasuredCase]]
+) -> Iterator[str]:
+    """Yields what an op's runs say, each as sentences; runs of one case share a headline if it is the same
+    case.
+
+    runs, setting_runs: the cases of each run that compares implementations, and of each that compares
+    settings
+    """
+    without_summary = [cases[0] for cases in runs if len(cases) == 1 and not summary(cases, cases[0].run)]
+    for key, same in grouped(without_summary, lambda case: case.planned.key).items():
+        yield f"{key}: {_headline(same)}."
+    for cases in runs:
+        if sentences := summary(cases, cases[0].run):
+            yield _labelled(cases[0], ". ".join(sentences) + ".")
+    for cases in setting_runs:
+        title, lines = conclusion_lines(cases, cases[0].run)
+        yield _labelled(cases[0], f"{title} {'. '.join(lines)}.".replace(" .", "."))
+
+
+def _folded_case_sections(
+    sections: Sequence[PageSection], cases: Sequence[MeasuredCase]
+) -> list[tuple[str, str]]:
+    """Folds the sections of an op's cases, and takes from them what is the same in all: sizes in their
+    titles, and notes. Returns it as notes of the op."""
+    short, shared = short_keys(cases), text_of(shared_sizes(cases))
+    in_all = [note for note in sections[0].notes if all(note in section.notes for section in sections)]
+    for section in sections:
+        section.folded, section.title = True, short[section.title]
+        section.notes = [note for note in section.notes if note not in in_all]
+    return [("sizes", f"all have {shared}"), *in_all] if shared else in_all
+
+
+def _drawn(charts: Iterable[Chart | None]) -> list[Chart]:
+    return [chart for chart in charts if chart]
 
 
 def _labelled(case: MeasuredCase, text: str) -> str:
@@ -291,31 +344,27 @@ def _labelled(case: MeasuredCase, text: str) -> str:
 
 
 def _headline(same: Sequence[MeasuredCase]) -> str:
+    """same: one case in several runs"""
     return "; ".join(_labelled(case, str(headline(case))) for case in same)
 
 
 def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
-    first = same[0]
+    """same: one case in several runs"""
+    planned, contrast = same[0].planned, same[0].run.contrast
     charts: list[Chart | None] = []
-    if first.run.contrast == "settings":
+    if contrast == "settings":
         for case in same:
             charts += setting_charts(case)
     else:
         charts.append(ranking(same))
-    charts += [rounds(case, MOST_ROUNDS) for case in same if with_rounds]
-    planned = first.planned
+    if with_rounds:
+        charts += [rounds(case, MOST_ROUNDS) for case in same]
     share = "" if planned.place == "ad hoc" else f", {100 * planned.weight:.1f} % of the suite"
     notes = [("place", planned.place + share)]
     for case in same:
-        for label, text in case_notes(case, case.run):
-            notes.append((case.named(label), text))
-    return PageSection(
-        anchor("case", first.run.contrast, first.planned.key),
-        first.planned.key,
-        _headline(same) if first.run.contrast == "implementations" else "",
-        [chart for chart in charts if chart],
-        notes,
-    )
+        notes += [(case.named(label), text) for label, text in case_notes(case, case.run)]
+    result = _headline(same) if contrast == "implementations" else ""
+    return PageSection(anchor("case", contrast, planned.key), planned.key, result, _drawn(charts), notes)
 
 
 def written_section(path: Path) -> PageSection:
@@ -336,10 +385,10 @@ def written_section(path: Path) -> PageSection:
 
 
 def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
-    """How much of a target's resources each configuration of a Triton kernel takes."""
+    """The section for a file of `compile --json`: which resources of a target each Triton kernel takes."""
     try:
         rows = document["compiles"]
-        lines, bad = compile_lines(rows), sum(not row["ok"] for row in rows)
+        lines, bad = compile_lines(rows), len([row for row in rows if not row["ok"]])
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{title} is not what `compile --json` writes: {one_line(error)}") from None
     names = list(lines[0]) if lines else []
@@ -347,7 +396,7 @@ def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
         anchor("compiled", title),
         "Registers",
         "The registers of a thread; what spills must not be shipped.",
-        table=Table(names, [TableRow(list(line.values())) for line in lines], frozenset({*names} - TEXTS)),
+        table=Table(names, [TableRow(list(line.values())) for line in lines], set(names) - TEXT_COLUMNS),
     )
     headline = f"{len(rows)} configurations compiled, {bad} must not be shipped"
     return PageSection(anchor("compile", title), f"Compiled: {title}", headline, [chart])

@@ -1,4 +1,4 @@
-"""Measured cases of a run, as the charts of a page need them."""
+"""Measured cases of a run, and what several charts of a page show of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.page.document import Columns, anchor
 from harness.page.style import provider
-from harness.report.rows import CaseResult
+from harness.report.rows import CaseResult, Row
 from harness.report.text import grouped, ratio_text, significant, unit
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
@@ -19,29 +19,31 @@ from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
 from harness.statistics.paired import Comparison
 from shapes.case import text_of
 
-FEW = 8  # the number of rows that a chart shows side by side without a choice
+FEW = 8  # up to so many rows are all shown in a chart; of more a reader has to choose
 FAR = 5.0
-"""Rows that take more than this many times as long as the fastest are not shown beside it by default."""
+"""Rows that take more than this many times as long as the fastest are shown only if a reader chooses them."""
 
 
 @dataclass(frozen=True)
 class MeasuredCase(CaseResult):
-    """A finished case with its run. `done` names the device where several devices measured the run."""
+    """A finished case with its run. `done` names a device only if several devices measured the run."""
 
-    folder: Path
+    folder: Path  # of the run
     run: Run
     label: str  # names the run where a page has several runs of the op; else empty
     planned: PlannedCase
-    calibrations: Sequence[Calibration]  # those of all devices of the run, where there are several
-    spreads: Sequence[Spread]
+    calibrations: Sequence[Calibration]  # of all devices of the run; empty where one device measured it
+    spreads: Sequence[Spread]  # from the calibrations
 
     @property
     def size_order(self) -> tuple[list[int], ...]:
-        """Sorts the cases of an op by their sizes; a range by its ends."""
+        """The key that sorts the cases of an op by their sizes: the numbers in each of them. A range has
+        two."""
         sizes = self.planned.sizes.values()
         return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
     def named(self, text: str) -> str:
+        """The text with the label of the run, if there is one."""
         return f"{text} · {self.label}" if self.label else text
 
     def row_anchor(self, cell: Cell) -> str:
@@ -55,14 +57,14 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     planned = {case.key: case for case in run.cases}
     several = len(journal.devices()) > 1
     calibrations = journal.calibrations() if several else []
-    apart = spreads(calibrations)
+    device_spreads = spreads(calibrations)
     cases = []
     for key, records in journal.finished().items():
-        of = CaseResult.of(records)
-        if key in planned and of.cells:
-            done = of.done if several else of.done.nameless
-            about = (folder, run, label, planned[key], calibrations, apart)
-            cases.append(MeasuredCase(of.cells, of.verdicts, done, *about))
+        result = CaseResult.of(records)
+        if key in planned and result.cells:
+            done = result.done if several else result.done.nameless
+            cases.append(MeasuredCase(result.cells, result.verdicts, done, folder, run, label, planned[key],
+                                      calibrations, device_spreads))  # fmt: skip
     return cases
 
 
@@ -73,80 +75,101 @@ def interval_ends(value: float, low: float | None, high: float | None) -> tuple[
     return low, high
 
 
-def ratio_mark(name: str, of: Verdict | Comparison | None) -> dict[str, Any]:
-    """What a chart and its table show of a ratio; empty texts and None without one."""
-    mark: dict[str, Any] = {"name": name, "ratio": None, "low": None, "high": None}
-    if of and of.ratio is not None:
-        low, high = interval_ends(of.ratio, of.low, of.high)
-        mark |= {"ratio": of.ratio, "low": low, "high": high}
-    return mark | {"text": verdict_text(of), "verdict": of.verdict if of else ""}
+def ratio_data(name: str, comparison: Verdict | Comparison | None) -> dict[str, Any]:
+    """The data of a ratio for a chart and its table; without a ratio the texts are empty and the numbers
+    None."""
+    data: dict[str, Any] = {"name": name, "ratio": None, "low": None, "high": None, "text": "", "verdict": ""}
+    if comparison:
+        data |= {"text": ratio_text(comparison), "verdict": comparison.verdict}
+        if comparison.ratio is not None:
+            low, high = interval_ends(comparison.ratio, comparison.low, comparison.high)
+            data |= {"ratio": comparison.ratio, "low": low, "high": high}
+    return data
 
 
-def us_text(us: float | None) -> str:
-    return significant(us, 4)
+def four_digits(value: float | None) -> str:
+    return significant(value, 4)
 
 
-def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
-    """Gives rows their `time_us`, `low_us` and `high_us` as `time`, `time_low` and `time_high` too, in the
-    unit of the smallest time. Returns the name of the unit, and the columns of the three."""
-    size, name = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
-    keys = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
+def add_times_in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
+    """Adds to rows that have `time_us`, `low_us` and `high_us` the same times as `time`, `time_low` and
+    `time_high`, in the unit of the smallest time. Returns the name of the unit, and the columns of the
+    three."""
+    common = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
     for row in rows:
-        row |= {key: row[us] and round(row[us] / size, 6) for key, us in keys.items()}
-    return name, dict(zip((f"time, {name}", "from", "to"), ((key, us_text) for key in keys), strict=True))
+        for key, key_us in (("time", "time_us"), ("time_low", "low_us"), ("time_high", "high_us")):
+            us = row[key_us]
+            row[key] = None if us is None else round(us / common.us, 6)
+    columns: Columns = {
+        f"time, {common.name}": ("time", four_digits),
+        "from": ("time_low", four_digits),
+        "to": ("time_high", four_digits),
+    }
+    return common.name, columns
 
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
-    """Names of the rows that charts show first: all, or the best of each provider and engines' defaults."""
-    ratios: dict[str, list[float]] = {}
-    defaults: dict[str, str] = {}
+    """The names of the rows that charts show first: all if they are few; else the best row of each provider,
+    and the best of each implementation that an engine runs by default."""
+    logs_of: dict[str, list[float]] = {}  # by name, for each case, the logarithm of the ratio to the fastest
+    defaults: dict[str, str] = {}  # name -> implementation
     for case in cases:
         for cell in case.timed:
             ratio = (cell.time_us or 1.0) / (case.timed[0].time_us or 1.0)
-            ratios.setdefault(cell.name, []).append(math.log(ratio))
+            logs_of.setdefault(cell.name, []).append(math.log(ratio))
             if case.engines_of(cell):
                 defaults[cell.name] = cell.impl
-    if len(ratios) <= FEW:
-        return {*ratios}
-    # A row that some case lacks stands behind one that all have.
-    means = {name: (-len(logs), sum(logs) / len(logs)) for name, logs in ratios.items()}
-    alike = [*grouped(means, provider).values(), *grouped(defaults, defaults.__getitem__).values()]
-    return {min(names, key=means.__getitem__) for names in alike}
+    if len(logs_of) <= FEW:
+        return set(logs_of)
+
+    def rank(name: str) -> tuple[int, float]:
+        """Rows with a time in more cases are better, then those with the smaller mean."""
+        return -len(logs_of[name]), sum(logs_of[name]) / len(logs_of[name])
+
+    by_provider = grouped(logs_of, provider).values()
+    by_default = grouped(defaults, lambda name: defaults[name]).values()
+    return {min(names, key=rank) for names in (*by_provider, *by_default)}
 
 
 def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which rows with `name`, `shown` and `ratio` to the fastest are hidden for being slow; empty if none."""
-    slow = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
-    far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in slow.items() if ratio > FAR]
+    """A sentence that names the rows whose largest `ratio` to the fastest is above FAR; empty if there are
+    none."""
+    largest = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
+    far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in largest.items() if ratio > FAR]
     return f"Not drawn, at more than {FAR:.0f}x the fastest: {', '.join(far)}." if far else ""
 
 
 def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sentences on the rows that a chart leaves out until a reader chooses them; empty if none."""
+    """Sentences on the rows that a chart leaves out until a reader chooses them; empty if there are none.
+
+    rows: with `name`, `ratio` to the fastest, and whether they are `shown`
+    """
     if all(row["shown"] for row in rows):
         return ""
-    many = len({row["name"] for row in rows}) > FEW
-    few = "Of many rows the best of each provider and the engines' defaults are shown." * many
-    return " " + " ".join(filter(None, [slow_rows(rows), few, "Choose others below the picture."]))
+    sentences = [slow_rows(rows)]
+    if len({row["name"] for row in rows}) > FEW:
+        sentences.append("Of many rows the best of each provider and the engines' defaults are shown.")
+    return " " + " ".join(filter(None, [*sentences, "Choose others below the picture."]))
 
 
-def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:
-    """The ratio with its interval; without a verdict `baseline` or an empty text."""
-    if verdict:
-        return ratio_text(verdict)
-    return "baseline" if is_baseline else ""
+def verdict_text(row: Row) -> str:
+    """The ratio to the baseline with its interval; without a verdict `baseline` or an empty text."""
+    if row.verdict:
+        return ratio_text(row.verdict)
+    return "baseline" if row.is_baseline else ""
 
 
 def shared_sizes(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
+    """The sizes that all cases have."""
     first = cases[0].planned.sizes
     return {k: v for k, v in first.items() if all(case.planned.sizes.get(k) == v for case in cases)}
 
 
 def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
-    """Key -> short name of each case of an op: the sizes that not all of them have, and the boundary."""
+    """The key of each case of an op -> a short name: the sizes that not all cases have, and the boundary."""
     shared = shared_sizes(cases)
-    keys = {}
+    short = {}
     for case in cases:
-        sizes = text_of({k: v for k, v in case.planned.sizes.items() if k not in shared})
-        keys[case.planned.key] = " ".join(filter(None, [sizes, case.planned.boundary]))
-    return keys
+        own_sizes = text_of({k: v for k, v in case.planned.sizes.items() if k not in shared})
+        short[case.planned.key] = " ".join(filter(None, [own_sizes, case.planned.boundary]))
+    return short

@@ -1,4 +1,5 @@
-"""Section of a decision: the choices, a map of the fastest rows, where a launch saves and what it leaves."""
+"""The section of a decision: the choices, a map of the fastest rows, where a launch saves time, and where
+another launch would save more."""
 
 from __future__ import annotations
 
@@ -12,17 +13,16 @@ from harness.decide.choices import launch_text
 from harness.decide.decision import BestCase, Compared, Decision
 from harness.decide.text import answer, crossover_text, notes, snippet
 from harness.decide.worth import Worth
-from harness.page.case import us_text
+from harness.page.case import four_digits
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
-from harness.page.style import OTHER, PROVIDERS, coded, forest, noise_band, provider, shade, tips
+from harness.page.style import OTHER_COLOUR, PROVIDERS, coded, forest, noise_band, provider, shade, tips
 from harness.report.text import grouped, microseconds, ratio_text
 from harness.serving.link.kernel_times import AXES
 from shapes.case import text_of
 
 SAVED, LEFT = "saved by this launch", "left to another launch"
-PARTS = {SAVED: "#0072B2", LEFT: "#D55E00"}
-MOST = 40
-"""Cases of a chart."""
+PART_COLOURS = {SAVED: "#0072B2", LEFT: "#D55E00"}
+MOST_CASES = 40  # cases in the chart of savings
 
 
 def decision_page(decision: Decision, worth: Worth | None) -> Page:
@@ -39,18 +39,19 @@ def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
         *_savings(decision),
         *_crossovers(decision),
     ]
-    launch = [("launch", line) for line in snippet(decision)] if decision.chosen else []
-    return PageSection(
-        anchor("decision", engine), f"{engine}: the decision", answer(decision, worth), charts,
-        [*notes(decision, worth), *launch],
-    )  # fmt: skip
+    labelled = [*notes(decision, worth)]
+    if decision.chosen:
+        labelled += [("launch", line) for line in snippet(decision)]
+    title = f"{engine}: the decision"
+    return PageSection(anchor("decision", engine), title, answer(decision, worth), charts, labelled)
 
 
 def _choices(decision: Decision) -> Iterator[Chart]:
+    """Yields the chart of the choices that were compared, if there are any."""
     compared = decision.compared
     if not compared:
         return
-    rows = [_choice(choice) for choice in compared]
+    rows = [_choice_data(choice) for choice in compared]
     columns: Columns = {
         "choice": "choice", "op": "op", "speedup": ("ratio", "speedup"), "verdict": "verdict",
         "saves of all, %": ("share", lambda share: f"{share:.2f}"), "cases": ("cases", str),
@@ -68,7 +69,7 @@ def _choices(decision: Decision) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _choice(choice: Compared) -> dict[str, Any]:
+def _choice_data(choice: Compared) -> dict[str, Any]:
     comparison = choice.comparison
     assert comparison
     launch = launch_text(choice.settings)
@@ -83,15 +84,16 @@ def _choice(choice: Compared) -> dict[str, Any]:
 
 def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     """A field for each case: the fastest row that a flag can choose."""
-    _, (size, *_) = AXES[op]
+    _, axes = AXES[op]
+    size = axes[0]
     sizes = [best.case.sizes for best in cases]
     varying = [name for name in sizes[0] if len({str(of_case.get(name)) for of_case in sizes}) > 1]
-    values = [_field(best, size, [name for name in varying if name != size]) for best in cases]
+    values = [_field_data(best, size, [name for name in varying if name != size]) for best in cases]
     colours: dict[str, str] = {}
     for name in dict.fromkeys(value["name"] for value in values):
-        same = sum(provider(other) == provider(name) for other in colours)
-        colours[name] = shade(PROVIDERS.get(provider(name), OTHER), same)
-    across = sorted((value["x"] for value in values), key=lambda x: (len(x), x))  # numbers as texts
+        same_provider = [other for other in colours if provider(other) == provider(name)]
+        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), len(same_provider))
+    across = sorted((value["x"] for value in values), key=lambda x: (len(x), x))  # texts of numbers, by size
     base = alt.Chart({"values": values}).encode(
         x=alt.X("x:O", sort=list(dict.fromkeys(across)), title=size, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("y:N", sort=None, title=None),
@@ -103,7 +105,7 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     rect = base.mark_rect(stroke="#8886").encode(color=colour, opacity=opacity, tooltip=tooltip)
     label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
     columns: Columns = {
-        "case": "case", "fastest": "name", "time": ("us", us_text), "this launch runs": "chosen",
+        "case": "case", "fastest": "name", "time": ("us", four_digits), "this launch runs": "chosen",
         "faster by": "lead", "with": "settings", "no flag for": "beyond",
     }  # fmt: skip
     shared = {name: value for name, value in sizes[0].items() if name not in (*varying, size)}
@@ -118,7 +120,11 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     )
 
 
-def _field(best: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
+def _field_data(best: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
+    """The field of a case.
+
+    size, others: the names of the sizes that stand at the x axis and at the y axis
+    """
     sizes = best.case.sizes
     lead = best.chosen.new_us / best.best.new_us
     beyond = f"{best.beyond.cell.impl}, {microseconds(best.beyond_us)}" if best.beyond else ""
@@ -132,20 +138,22 @@ def _field(best: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
 
 
 def _savings(decision: Decision) -> Iterator[Chart]:
-    """What this launch saves in each case, and what it leaves to another one; of all cases' time."""
-    whole = sum(best.case.calls * best.chosen.us for best in decision.cases)
+    """Yields a chart of what this launch saves in each case, and what another launch would save more, as
+    shares of the time of all cases under the default; none where nothing is saved."""
+    total_us = sum(best.case.calls * best.chosen.us for best in decision.cases)
     rows: list[dict[str, Any]] = []
     for best in decision.cases:
-        saved = best.chosen.us - best.chosen.new_us
-        left = best.chosen.new_us - best.best.new_us
-        for part, us in ((SAVED, saved), (LEFT, left)):
-            share = 100 * best.case.calls * us / whole
-            if abs(share) >= 0.005:  # else its text is 0.00 %
-                rows.append({"case": best.case.text, "part": part, "share": share, "text": f"{share:+.2f} %"})
+        saved_us = best.chosen.us - best.chosen.new_us
+        left_us = best.chosen.new_us - best.best.new_us
+        for part, us in ((SAVED, saved_us), (LEFT, left_us)):
+            percent = 100 * best.case.calls * us / total_us
+            if abs(percent) >= 0.005:  # smaller ones would read 0.00 %
+                text = f"{percent:+.2f} %"
+                rows.append({"case": best.case.text, "part": part, "share": percent, "text": text})
     if not rows:
         return
     rows.sort(key=lambda row: -abs(row["share"]))
-    order = list(dict.fromkeys(row["case"] for row in rows))[:MOST]
+    order = list(dict.fromkeys(row["case"] for row in rows))[:MOST_CASES]
     shown = [row for row in rows if row["case"] in order]
     picture = (
         alt.Chart({"values": shown})
@@ -153,7 +161,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
         .encode(
             x=alt.X("share:Q", title="% of the time of all cases"),
             y=alt.Y("case:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color("part:N", scale=coded(PARTS), title=None, legend=alt.Legend(orient="top")),
+            color=alt.Color("part:N", scale=coded(PART_COLOURS), title=None, legend=alt.Legend(orient="top")),
             tooltip=tips(case="", part="", text="of all"),
         )
         .properties(width=420, height=alt.Step(22))
@@ -171,6 +179,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
 
 
 def _crossovers(decision: Decision) -> Iterator[Chart]:
+    """Yields the table of crossovers, if there are any."""
     if decision.crossovers:
         rows = [TableRow([crossover_text(crossover)]) for crossover in decision.crossovers]
         yield Chart(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import altair
 @dataclass(frozen=True)
 class TableValue:
     text: str  # as people read it
-    order: float | str | None = None  # what the column is sorted by, and what a download has; None: the text
+    order: float | str | None = None  # what a reader sorts the column by and downloads; None: the text
 
 
 @dataclass
@@ -27,18 +27,18 @@ class TableRow:
 class Table:
     columns: Sequence[str]  # headings, with units
     rows: Sequence[TableRow]
-    numeric: frozenset[str] = frozenset()  # columns that are aligned to the right
+    numeric: Set[str] = frozenset()  # columns that are aligned to the right
 
 
 @dataclass
 class Chart:
     anchor: str  # unique on the page; the name of its file as SVG
     title: str
-    reading: str  # a sentence that says how to read it
+    reading: str  # sentences that say how to read it
     picture: altair.TopLevelMixin | None = None  # None where there is only the table
     table: Table | None = None
-    marks: int = 0  # how many of its marks have a tooltip, when all that can be chosen is shown
-    about: str = ""  # what the picture is of, below its title in a file of its own
+    marks: int = 0  # how many marks of the picture have a tooltip once a reader chooses to see all of them
+    about: str = ""  # what the picture shows: stands below the title where the picture is a file of its own
 
 
 @dataclass
@@ -49,18 +49,18 @@ class PageSection:
     charts: Sequence[Chart] = ()
     notes: Sequence[tuple[str, str]] = ()  # labels and texts
     sections: Sequence[PageSection] = ()
-    folded: bool = False  # only title and headline are shown, until a reader opens it
+    folded: bool = False  # only title and headline are shown until a reader opens it
 
-    def whole(self) -> Iterator[PageSection]:
-        """This section and all sections in it, in the order of the page."""
+    def with_inner(self) -> Iterator[PageSection]:
+        """Yields this section and all sections in it, in the order of the page."""
         yield self
         for section in self.sections:
-            yield from section.whole()
+            yield from section.with_inner()
 
 
 @dataclass(frozen=True)
 class Page:
-    """Makes the anchors of its sections, charts and rows unique: equal ones are numbered."""
+    """Its constructor makes the anchors of sections, charts and rows unique: equal ones are numbered."""
 
     title: str
     subtitle: str = ""
@@ -68,7 +68,7 @@ class Page:
 
     def __post_init__(self) -> None:
         taken: set[str] = set()
-        for section in (inner for outer in self.sections for inner in outer.whole()):
+        for section in self.all_sections():
             rows = [row for chart in section.charts if chart.table for row in chart.table.rows if row.anchor]
             parts: list[PageSection | Chart | TableRow] = [section, *section.charts, *rows]
             for part in parts:
@@ -78,18 +78,23 @@ class Page:
                     part.anchor = f"{name}-{number}"
                 taken.add(part.anchor)
 
+    def all_sections(self) -> Iterator[PageSection]:
+        for section in self.sections:
+            yield from section.with_inner()
+
     def charts(self) -> Iterator[Chart]:
-        return (chart for outer in self.sections for section in outer.whole() for chart in section.charts)
+        for section in self.all_sections():
+            yield from section.charts
 
 
 Number = tuple[str, "str | Callable[[Any], str]"]
-"""The key of a number, and the key of its text or the function that makes it."""
+"""The key of a number in rows of data; and the key of its text, or the function that makes the text."""
 Columns = Mapping[str, "str | Number"]
-"""By heading the key of a text, or of a number, whose column is aligned to the right."""
+"""The heading of a column -> the key of a text, or a number, whose column is aligned to the right."""
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
-    """A table of the same rows of data that a chart draws. A row may have an `anchor`."""
+    """A table of rows of data, the same that a chart draws. A row may have an `anchor`."""
 
     def cell(row: Mapping[str, Any], column: str | Number) -> str | TableValue:
         if isinstance(column, str):
@@ -97,14 +102,15 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
         key, text = column
         return TableValue(row[text] if isinstance(text, str) else text(row[key]), row[key])
 
-    numeric = frozenset(heading for heading, column in columns.items() if not isinstance(column, str))
-    return Table(
-        tuple(columns),
-        [TableRow([cell(row, column) for column in columns.values()], row.get("anchor", "")) for row in rows],
-        numeric,
-    )
+    numeric = {heading for heading, column in columns.items() if not isinstance(column, str)}
+    table_rows = []
+    for row in rows:
+        cells = [cell(row, column) for column in columns.values()]
+        table_rows.append(TableRow(cells, row.get("anchor", "")))
+    return Table(tuple(columns), table_rows, numeric)
 
 
 def anchor(*parts: str) -> str:
-    """A name in letters, digits and dashes: `mla-decode-batch-64-vllm-amx`."""
-    return "-".join(filter(None, (re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts)))
+    """A name of letters, digits and dashes: `mla-decode-batch-64-vllm-amx`. Empty parts are left out."""
+    names = [re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts]
+    return "-".join(filter(None, names))

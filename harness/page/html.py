@@ -30,7 +30,10 @@ def write_page(page: Page, target: str, source: str) -> None:
 
 
 def html(page: Page, created: str) -> str:
-    """created: the last line of the page"""
+    """The page as a file of HTML.
+
+    created: the last line of the page
+    """
     loader = FileSystemLoader(TEMPLATES)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -44,7 +47,7 @@ def html(page: Page, created: str) -> str:
 
 
 def bundle() -> str:
-    """JavaScript that sets `window.vegaEmbed`. It is cached, because making it takes seconds."""
+    """The JavaScript that sets `window.vegaEmbed`. It is cached, because making it takes seconds."""
     path = cache() / "vega" / f"vl-convert-{version('vl-convert-python')}.js"
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8")
@@ -61,15 +64,17 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
     patterns: of names, as in the shell; empty: all charts
     """
     charts = [chart for chart in page.charts() if chart.picture]
-    asked = [c for c in charts if not patterns or any(fnmatchcase(c.anchor, pattern) for pattern in patterns)]
+    asked = charts
+    if patterns:
+        asked = [c for c in charts if any(fnmatchcase(c.anchor, pattern) for pattern in patterns)]
     if not asked:
         known = ", ".join(chart.anchor for chart in charts) or "none"
         raise UsageError(f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known}")
     files = [folder / f"{chart.anchor}.{'png' if png else 'svg'}" for chart in asked]
     with explained(f"cannot write {folder}"):
         for chart, file in zip(asked, files, strict=True):
-            # There is no page here to take the colour from, nor a heading; and readers have other fonts, in
-            # which texts may be a fifth wider than in Arial's measures, which drawing has everywhere.
+            # A file needs a title, a background and a colour of text of its own. Charts are laid out for
+            # Arial; the padding is for the fonts of readers, which may be a fifth wider.
             title = {"text": chart.title, "subtitle": [*textwrap.wrap(chart.about, 90), ""]}
             padding = {"left": 40, "right": 40, "top": 12, "bottom": 12}
             drawn = specification(chart) | {"background": "white", "padding": padding, "title": title}

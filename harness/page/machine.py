@@ -1,5 +1,5 @@
-"""The section of a machine: on what a run was measured, with which versions and flags, what disturbed it, how
-far its devices differ, and the command that repeats it."""
+"""The section of a machine: the device, versions and flags with which a run was measured, what disturbed it,
+how far its devices differ, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, in_unit, short_keys
+from harness.page.case import MeasuredCase, add_times_in_unit, four_digits, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
@@ -20,11 +20,11 @@ from harness.results.comparison import LAG
 from harness.results.schema import Run
 from harness.statistics.paired import verdict
 
-ENDS = ("min", "median", "max")
+STATISTICS = ("min", "median", "max")  # those that records have of a monitor's readings
 IN_ORDER = "Left to right is the order of measuring; records have no times of day."
-READ = "#0072B2"
-BYTES = ("device_memory", "last_level_cache")
-WIDTH = 500
+READING_COLOUR = "#0072B2"
+IN_BYTES = ("device_memory", "last_level_cache")  # facts of the machine that are sizes
+WIDTH = 500  # pixels of a plot
 
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
@@ -37,125 +37,112 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
     if cases:
         notes += [("devices", line) for line in spread_lines(cases[0].spreads)]
     return PageSection(
-        anchor("machine", run.id),
-        f"Machine and origin: {label}" if label else "Machine and origin",
-        device(run),
-        [chart for chart in charts if chart],
-        notes,
-        folded=True,
-    )
+        anchor("machine", run.id), f"Machine and origin: {label}" if label else "Machine and origin",
+        device(run), [chart for chart in charts if chart], notes, folded=True,
+    )  # fmt: skip
 
 
 def _facts(run: Run) -> Chart:
-    known: list[tuple[str, str, Any]] = [
-        ("run", name, getattr(run, name))
-        for name in ("id", "created", "suite", "cache", "confidence", "seed")
-    ]
+    """A table of what was asked for, the machine, versions, flags, and the measured limits."""
+    rows: list[dict[str, Any]] = []
+
+    def add(group: str, name: str, value: object) -> None:
+        rows.append({"of": group, "what": name, "value": value})
+
+    for name in ("id", "created", "suite", "cache", "confidence", "seed"):
+        add("run", name, getattr(run, name))
     for setting, variables in run.settings.items():
-        words = [
-            f"{name} not set" if value is None else f"{name}={value}" for name, value in variables.items()
-        ]
-        known.append(("setting", setting, " ".join(words) or "nothing set"))
-    for group, values in run.provenance.items():
-        if isinstance(values, dict):
-            known += [
-                (group, name, _size(value) if name in BYTES else value) for name, value in values.items()
-            ]
-    limits = run.ceilings or {}
-    for dtype, rate in limits.get("rates", {}).items():
-        known.append(("limits", f"{dtype}, TFLOPS", significant(rate / 1e12)))
+        words = [f"{name} not set" if v is None else f"{name}={v}" for name, v in variables.items()]
+        add("setting", setting, " ".join(words) or "nothing set")
+    for group, facts in run.provenance.items():
+        if isinstance(facts, dict):
+            for name, value in facts.items():
+                add(group, name, _bytes_text(value) if name in IN_BYTES else value)
+    for dtype, rate in run.ceilings.get("rates", {}).items():
+        add("limits", f"{dtype}, TFLOPS", significant(rate / 1e12))
     for name in ("read", "copy"):
-        if limits.get(name):
-            known.append(("limits", f"{name}, GB/s", significant(limits[name] / 1e9)))
-    names = ("of", "what", "value")
+        if run.ceilings.get(name):
+            add("limits", f"{name}, GB/s", significant(run.ceilings[name] / 1e9))
     return Chart(
         anchor("facts", run.id),
         "What it was measured on",
         "What was asked for, the machine, versions, flags, and the limits that it was measured to reach.",
-        table=table([dict(zip(names, fact, strict=True)) for fact in known], {name: name for name in names}),
+        table=table(rows, {"of": "of", "what": "what", "value": "value"}),
     )
 
 
-def _size(count: int) -> str:
+def _bytes_text(count: int) -> str:
     """A number of bytes, as `22.8 GiB` or `32 MiB`."""
-    power, name = (30, "GiB") if count >= 1 << 30 else (20, "MiB")
-    return f"{significant(count / (1 << power))} {name}" if count else "not known"
+    if not count:
+        return "not known"
+    return f"{significant(count / 2**30)} GiB" if count >= 2**30 else f"{significant(count / 2**20)} MiB"
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """Clocks, temperature, power and other processes' share of the CPU in each case, a plot for each."""
+    """A plot for each reading of the monitors (clocks, temperature, power, other processes' share of the
+    CPU), over the cases; None where nothing was read."""
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}
         for place, case in enumerate(cases, 1)
         for conditions in case.done.conditions
         for name, reading in conditions.items()
-        if isinstance(reading, dict) and reading.keys() == set(ENDS)
+        if isinstance(reading, dict) and reading.keys() == set(STATISTICS)
     ]
     if not values:
         return None
     order = alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
     base = alt.Chart().encode(x=order)
     low = alt.Y("min:Q", title=None, scale=alt.Scale(zero=False))
-    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READ, aria=False).encode(y=low, y2="max:Q")
-    dots = base.mark_point(filled=True, size=50, opacity=1, color=READ)
-    tooltip = ["what:N", "case:N", *(f"{end}:Q" for end in ENDS)]
+    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READING_COLOUR, aria=False)
+    bars = bars.encode(y=low, y2="max:Q")
+    dots = base.mark_point(filled=True, size=50, opacity=1, color=READING_COLOUR)
+    tooltip = ["what:N", "case:N", *(f"{name}:Q" for name in STATISTICS)]
     picture = (
         alt.layer(bars, dots.encode(y="median:Q", tooltip=tooltip))
         .properties(width=WIDTH, height=70)
         .facet(data={"values": values}, row=alt.Row("what:N", sort=None, title=None), spacing=6)
         .resolve_scale(y="independent")
     )
-    ends = {end: (end, lambda value: significant(value, 4)) for end in ENDS}
+    columns: Columns = {"case": "case", "what": "what", **{name: (name, four_digits) for name in STATISTICS}}
     return Chart(
         anchor("conditions", run.id),
         "Clocks, heat, load",
         "What the monitors read during the rounds of each case: the dot is the median, the bar goes from the "
         f"smallest to the largest. What they could not read is missing. {IN_ORDER} No axis begins at zero.",
         picture,
-        table(values, {"case": "case", "what": "what", **ends}),
+        table(values, columns),
         len(values),
     )
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """What each device took for the cases of calibration; None where nothing was calibrated."""
+    """The time of each device for the cases of calibration, compared with the median device; None where
+    nothing was calibrated."""
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return None
-    ratios = {
-        (ratio.device, ratio.case): ratio.comparison
-        for spread in cases[0].spreads
-        for ratio in spread.to_median
-    }
-    texts = {at: "the median" if of.low == of.high else ratio_text(of) for at, of in ratios.items()}
-    speeds = [
-        {
-            "name": f"{device} at {case}",
-            "ratio": 1 / of.ratio,
-            "low": 1 / of.high,
-            "high": 1 / of.low,
-            "verdict": verdict(1 / of.high, 1 / of.low, noise=LAG),
-            "text": texts[device, case],
-        }
-        for (device, case), of in ratios.items()
-    ]
+    speeds: list[dict[str, Any]] = []
+    # By device and case the ratio to the median device, and its text.
+    ratios: dict[tuple[str, str], tuple[float, str]] = {}
+    for to_median in (ratio for spread in cases[0].spreads for ratio in spread.to_median):
+        times = to_median.comparison
+        text = "the median" if times.low == times.high else ratio_text(times)
+        ratios[to_median.device, to_median.case] = times.ratio, text
+        name, low, high = f"{to_median.device} at {to_median.case}", 1 / times.high, 1 / times.low
+        speeds.append({"name": name, "ratio": 1 / times.ratio, "low": low, "high": high,
+                       "verdict": verdict(low, high, noise=LAG), "text": text})  # fmt: skip
     tooltip = tips(name="device", text="time of the median", verdict="")
     picture = forest(speeds, "speed over the median device's", noise_band(LAG), tooltip=tooltip)
     measured = Counter(case.done.device for case in cases)
-    rows = [
-        c.model_dump()
-        | {
-            "cases": measured[c.device],
-            "ratio": ratios[c.device, c.case].ratio if (c.device, c.case) in ratios else None,
-            "text": texts.get((c.device, c.case), ""),
-        }
-        for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device))
-    ]
-    _, times = in_unit(rows)
+    rows = []
+    for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device)):
+        ratio, text = ratios.get((c.device, c.case), (None, ""))
+        rows.append(c.model_dump() | {"cases": measured[c.device], "ratio": ratio, "text": text})
+    _, time_columns = add_times_in_unit(rows)
     columns: Columns = {
         "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
-        "when": "when", **times, "of the median": ("ratio", "text"),
+        "when": "when", **time_columns, "of the median": ("ratio", "text"),
     }  # fmt: skip
     return Chart(
         anchor("devices", run.id),

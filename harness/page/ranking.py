@@ -1,4 +1,4 @@
-"""Times of a case: the ranking with intervals, and every round of every row."""
+"""Charts of the times of a case: the ranking with intervals, and every round of every row."""
 
 from __future__ import annotations
 
@@ -13,103 +13,112 @@ from harness.page.case import (
     FAR,
     FEW,
     MeasuredCase,
-    in_unit,
+    add_times_in_unit,
+    four_digits,
     interval_ends,
     not_shown,
     shown_rows,
     slow_rows,
-    us_text,
     verdict_text,
 )
 from harness.page.document import Chart, Columns, anchor, table
 from harness.report.rows import Row, device
 from harness.report.text import microseconds, significant, unit
 
-RANKING = (
+RANKING_READING = (
     "Each line is an implementation: the dot is its time per call as a multiple of the fastest, the bar its "
     "interval; further left is faster. A dashed line is the time that the machine would need at its "
     "measured limits, where that is near. Whether a row differs from the baseline is the verdict in the "
     "table, which comes from paired rounds."
 )
-DEFAULT = " An engine's name, or `both`, stands behind the row that it runs by default."
-WIDTH = 640
+DEFAULT_READING = " An engine's name, or `both`, stands behind the row that it runs by default."
+WIDTH = 640  # pixels
 TICKS = "Each tick is the time per call in one round; blocks are below each other."
 PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
 DISTURBED = " Crosses are disturbed rounds that count, triangles disturbed rounds that were left out."
 CHOICE = " Choose a row below the picture to see it beside its baseline alone."
-AGAIN = " (again)"  # ends the name of the second of an A/A pair
-SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}  # the marks of rounds
+AGAIN = " (again)"  # ends the name of the rerun of an A/A pair
+SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}  # kind of a round -> its mark
 SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of_ceiling", "reason")
 """The attributes of a cell that the table of a ranking shows."""
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
-    """The ranking of one case, in one run or in several; a note has the rows that cannot run."""
+    """The ranking of one case, in one run or in several. Rows that cannot run are in a note of the
+    section."""
+    shown = shown_rows(cases)
     rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
-    rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].named(of[1].cell.name)))
-    shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan if rows else math.nan
-    values = [_values(case, row, shown, fastest) for case, row in rows]
-    _, times = in_unit(values)
-    defaults = any(value["default"] for value in values)
+    fastest_us = min((row.cell.time_us for _, row in rows if row.cell.time_us), default=math.nan)
+    values = [_row_data(case, row, shown, fastest_us) for case, row in rows]
+    values.sort(key=lambda value: (value["time_us"] or math.inf, value["name"]))
+    _, time_columns = add_times_in_unit(values)
+    has_defaults = any(value["default"] for value in values)
     columns: Columns = {
-        "implementation": "name", **({"default": "default"} if defaults else {}),
-        **times, "vs fastest": ("ratio", significant),
+        "implementation": "name", **({"default": "default"} if has_defaults else {}),
+        **time_columns, "vs fastest": ("ratio", significant),
         "vs baseline": ("speedup", "against"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
         "% of limit": ("percent_of_ceiling", significant), "status": "status", "note": "reason",
     }  # fmt: skip
     key = cases[0].planned.key
-    place, numbers = anchor("ranking", key), table(values, columns)
+    numbers = table(values, columns)
+    chart = Chart(anchor("ranking", key), "Time of a call", "Nothing has a time.", table=numbers)
     timed = [value for value in values if value["time_us"] is not None]
     if not timed:
-        return Chart(place, "Time of a call", "Nothing has a time.", table=numbers)
+        return chart
     failed = [value for value in values if value["time_us"] is None]
-    near = fastest / FAR  # a line further off would leave the rows little room
-    limits = {case.label: us / fastest for case, _ in rows if (us := case.limit_us) and us > near}
-    checked = any(value["status"] == "checked" for value in failed)
-    reading = RANKING + DEFAULT * defaults
-    reading += " checked: right, but not timed here." if checked else ""
-    picture = _ranking_picture(timed, failed, limits)
-    about = f"{key}, {', '.join(dict.fromkeys(device(case.run) for case in cases))}. {slow_rows(timed)}"
-    return Chart(place, "Time of a call", reading + not_shown(timed), picture, numbers, len(timed), about)
+    limits = {}  # by label of the run the time at the measured limits, as a multiple of the fastest
+    for case in cases:
+        limit_us = case.limit_us
+        if limit_us and limit_us > fastest_us / FAR:  # a line further off would leave the rows little room
+            limits[case.label] = limit_us / fastest_us
+    chart.reading = RANKING_READING
+    if has_defaults:
+        chart.reading += DEFAULT_READING
+    if any(value["status"] == "checked" for value in failed):
+        chart.reading += " checked: right, but not timed here."
+    chart.reading += not_shown(timed)
+    chart.picture, chart.marks = _ranking_picture(timed, failed, limits), len(timed)
+    devices = ", ".join(dict.fromkeys(device(case.run) for case in cases))
+    chart.about = f"{key}, {devices}. {slow_rows(timed)}"
+    return chart
 
 
-def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float) -> dict[str, Any]:
-    """shown: names of cells
-    fastest: the least time of all, in microseconds"""
+def _row_data(case: MeasuredCase, row: Row, shown: Container[str], fastest_us: float) -> dict[str, Any]:
+    """What the chart and the table of a ranking show of a row.
+
+    shown: the names of the rows that a chart shows first
+    """
     cell = row.cell
     engines = case.engines_of(cell)
-    engine = "both" if len(engines) == 2 else "".join(engines)
-    name, time = case.named(cell.name), microseconds(cell.time_us)
-    values = {key: getattr(cell, key) for key in SHOWN} | {
-        "name": name,
-        "label": name + f" ({engine})" * bool(engine),
-        "provider": style.provider(cell.name),
-        "default": engine,
-        "ratio": cell.time_us and cell.time_us / fastest,
-        "text": time,
+    default_of = "both" if len(engines) == 2 else "".join(engines)
+    name, time_text = case.named(cell.name), microseconds(cell.time_us)
+    ratio = cell.time_us / fastest_us if cell.time_us else None
+    speedup = 1.0 if row.is_baseline else None
+    if row.verdict:
+        speedup = row.verdict.ratio
+    return {key: getattr(cell, key) for key in SHOWN} | {
+        "name": name, "label": f"{name} ({default_of})" if default_of else name,
+        "provider": style.provider(cell.name), "default": default_of, "ratio": ratio, "text": time_text,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
-        "against": verdict_text(row.verdict, row.is_baseline),
-        "speedup": row.verdict.ratio if row.verdict else 1.0 if row.is_baseline else None,
-        "verdict": row.word,
-        "share": significant(cell.percent_of_ceiling),
-        "text_of_all": f"{name}: {time}",
-        "anchor": case.row_anchor(cell),
-    }
-    return values | {"shown": cell.name in shown and (values["ratio"] or 0.0) <= FAR}
+        "against": verdict_text(row), "speedup": speedup, "verdict": row.word,
+        "share": significant(cell.percent_of_ceiling), "text_of_all": f"{name}: {time_text}",
+        "anchor": case.row_anchor(cell), "shown": cell.name in shown and (ratio or 0.0) <= FAR,
+    }  # fmt: skip
 
 
 def _ranking_picture(
     timed: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> alt.TopLevelMixin:
-    """limits: times at the measured limits of the machine as multiples of the fastest, by label of the run"""
-    fastest, choice = timed[0]["time_us"], style.chosen_rows(timed)
+    """timed, failed: data of rows with a time, the fastest first, and of those without
+    limits: by label of the run the time at the limits of its machine, as a multiple of the fastest"""
+    fastest_us, choice = timed[0]["time_us"], style.chosen_rows(timed)
     marks = []
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
-        marks.append({**value, "low": low / fastest, "high": high / fastest})
+        marks.append({**value, "low": low / fastest_us, "high": high / fastest_us})
     order = [value["label"] for value in (*timed, *failed)]
-    y = style.names(order, "label")
+    y = style.name_axis(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
     colour = style.provider_colour(mark["provider"] for mark in marks)
     title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
@@ -127,14 +136,15 @@ def _ranking_picture(
     )  # fmt: skip
     layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
+        # Texts stand above each other, so that those of near lines do not overlap.
         lines = [
-            {"limit": ratio, "what": f"limit of {label or 'this machine'}", "above": above}
-            for above, (label, ratio) in enumerate(sorted(limits.items(), key=lambda of: of[1]))
+            {"limit": limits[label], "what": f"limit of {label or 'this machine'}", "above": above}
+            for above, label in enumerate(sorted(limits, key=lambda label: limits[label]))
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
-        side, apart = alt.expr("datum.above ? 'right' : 'left'"), alt.expr("datum.above ? 4 : -4")
-        raised = alt.expr("-12 * datum.above")
-        text = line.mark_text(align=side, dx=apart, dy=raised, baseline="bottom", fontSize=10)
+        align, dx = alt.expr("datum.above ? 'right' : 'left'"), alt.expr("datum.above ? 4 : -4")
+        dy = alt.expr("-12 * datum.above")
+        text = line.mark_text(align=align, dx=dx, dy=dy, baseline="bottom", fontSize=10)
         layers.append(line.mark_rule(strokeDash=[5, 4], color="#888"))
         layers.append(text.encode(y=alt.value(-3), text="what:N"))
     if failed:
@@ -152,8 +162,8 @@ def _ranking_picture(
 
 
 def rounds(case: MeasuredCase, most: int) -> Chart | None:
-    """Every round's time of every row of a case, beside the A/A pair: what the verdicts rest on. None where
-    no round was kept.
+    """The times of all rows of a case in all rounds, from which the verdicts come. None where no round was
+    kept.
 
     most: ticks that are drawn; where there are more, quiet ones are left out evenly. The table has all.
     """
@@ -161,15 +171,15 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     if not points:
         return None
     choices = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
-    if len(choices) == 1:  # it is beside its baseline alone already
+    if len(choices) == 1:  # the row is beside its baseline alone already
         choices = []
     many = len(case.timed) > FEW and case.run.contrast == "implementations"
     best = sorted({*shown_rows([case]), *case.baselines}) if many else []
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
-    size, name = unit(min(point["us"] for point in points))
+    common = unit(min(point["us"] for point in points))
     for point in points:
-        point["time"] = round(point["us"] / size, 5)
+        point["time"] = round(point["us"] / common.us, 5)
     reading = TICKS
     if any(point["name"] != point["of"] for point in points):
         reading += PAIR
@@ -181,51 +191,51 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
         reading += f" Of the quiet rounds 1 in {every} is drawn; the table has all."
     columns: Columns = {
         "implementation": "name", "block": ("block", str), "round": ("round", str),
-        f"time, {name}": ("time", us_text), "state": "state",
+        f"time, {common.name}": ("time", four_digits), "state": "state",
     }  # fmt: skip
     key = case.planned.key
-    place, picture = anchor("rounds", case.label, key), _rounds_picture(drawn, name, choices, best)
-    title, about = case.named("Rounds"), f"{key}, {device(case.run)}"
-    return Chart(place, title, reading, picture, table(points, columns), len(drawn), about)
+    return Chart(
+        anchor("rounds", case.label, key), case.named("Rounds"), reading,
+        _rounds_picture(drawn, common.name, choices, best), table(points, columns), len(drawn),
+        f"{key}, {device(case.run)}",
+    )  # fmt: skip
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
-    """A tick for each row and round: first all rounds in the samples, then the disturbed ones left out."""
+    """Yields the data of a tick for each row and round: first the rounds in the samples, then the disturbed
+    rounds that were left out."""
     counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
 
     def tick(name: str, block: int, number: int, seconds: float, state: str, kind: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "of": name.removesuffix(AGAIN),
-            "provider": style.provider(name),
-            "block": block,
-            "round": number,
-            "us": seconds * 1e6,
-            "state": state,
-            "kind": kind,
-        }
+        row = name.removesuffix(AGAIN)
+        return {"name": name, "of": row, "provider": style.provider(name), "block": block, "round": number,
+                "us": seconds * 1e6, "state": state, "kind": kind}  # fmt: skip
 
     for cell in case.timed:
-        pairs = [v.samples for v in case.verdicts if v.about == "A/A" and v.b == cell.name]
-        for name, samples in ((cell.name, cell.samples), *((cell.name + AGAIN, pair) for pair in pairs)):
+        pairs = [v for v in case.verdicts if v.about == "A/A" and v.b == cell.name]
+        strips = [(cell.name, cell.samples), *((cell.name + AGAIN, pair.samples) for pair in pairs)]
+        for name, samples in strips:
             for (block, number), seconds in samples.by_round.items():
                 state = "disturbed" if (block, number) in counted else "quiet"
                 yield tick(name, block, number, seconds, state, state)
-    for dropped in case.done.disturbed:
-        for name, seconds in dropped.seconds.items():
-            state = f"left out: {dropped.reason}"
-            yield tick(name, dropped.block, dropped.round, seconds, state, "left out")
+    for disturbed in case.done.disturbed:
+        for name, seconds in disturbed.seconds.items():
+            state = f"left out: {disturbed.reason}"
+            yield tick(name, disturbed.block, disturbed.round, seconds, state, "left out")
 
 
 def _rounds_picture(
     points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]], best: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """choices: each a row and its baseline, which a reader may choose to see alone
-    best:    the rows that are shown first; empty: all"""
+    """A strip of ticks for each row, with a line for each block.
+
+    choices: pairs of a row and its baseline, which a reader may choose to see alone
+    best:    the rows that are shown first; empty: all
+    """
     order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
-    kinds = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
-    legend = alt.Legend(orient="top") if len(kinds) > 1 else None
+    shapes = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
+    legend = alt.Legend(orient="top") if len(shapes) > 1 else None
     log = alt.Scale(type="log", nice=False, padding=12)
     step = alt.Step(style.name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
     picture = (
@@ -233,10 +243,10 @@ def _rounds_picture(
         .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
         .encode(
             x=alt.X("time:Q", scale=log, title=f"time per call, {unit_name} (log scale)"),
-            y=style.names(order),
+            y=style.name_axis(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=style.provider_colour(point["provider"] for point in points),
-            shape=alt.Shape("kind:N", scale=style.coded(kinds), title=None, legend=legend),
+            shape=alt.Shape("kind:N", scale=style.coded(shapes), title=None, legend=legend),
             tooltip=[
                 *style.tips(name="implementation"), "block:Q", "round:Q",
                 alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N",
@@ -246,9 +256,10 @@ def _rounds_picture(
     )  # fmt: skip
     if not choices:
         return picture
-    labels = [*(["best"] if best else []), "all", *(name for name, _ in choices)]
-    options = [*([best] if best else []), None, *choices]
+    labels = ["all", *(name for name, _ in choices)]
+    options: list[Sequence[str] | None] = [None, *choices]
+    if best:
+        labels, options = ["best", *labels], [best, *options]
     select = alt.binding_select(options=options, labels=labels, name="Row: ")
-    return picture.add_params(alt.param(name="row", value=options[0], bind=select)).transform_filter(
-        "row === null || indexof(row, datum.of) >= 0"
-    )
+    picture = picture.add_params(alt.param(name="row", value=options[0], bind=select))
+    return picture.transform_filter("row === null || indexof(row, datum.of) >= 0")

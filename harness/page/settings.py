@@ -1,5 +1,5 @@
-"""What settings (flags, another revision) do to each implementation of a case; and what became faster or
-slower between two runs."""
+"""Charts of what settings (flags, another revision) do to each implementation of a case; and of what became
+faster or slower between two runs."""
 
 from __future__ import annotations
 
@@ -8,44 +8,41 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, in_unit, ratio_mark, short_keys, us_text
+from harness.page.case import MeasuredCase, add_times_in_unit, four_digits, ratio_data, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, grid, noise_band, tips
 from harness.report.rows import (
     SettingComparison,
     effect_word,
-    first_setting,
+    first_setting_name,
     flag_effects,
     setting_comparisons,
 )
 from harness.report.text import microseconds, ratio_text, short_ratio, significant
-from harness.results.comparison import Compared
+from harness.results.comparison import RunComparison
 from harness.results.read import RecordedRun
 
-RAN = {"the same": "circle", "other kernels": "diamond", "not seen": "cross"}
-"""Shapes of the dots, by what ran."""
+RAN_SHAPES = {"the same": "circle", "other kernels": "diamond", "not seen": "cross"}
+"""Shapes of the dots by Row.ran."""
 
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:
+    """The speedups of the settings, and the effects of the flags."""
     comparisons = setting_comparisons(case, case.run)
     rows = [
-        ratio_mark(f"{comparison.name} · {row.cell.setting}", row.verdict)
+        ratio_data(f"{comparison.name} · {row.cell.setting}", row.verdict)
         | {
-            "ran": row.ran,
-            "changed": row.change,
-            "took": microseconds(row.cell.time_us),
-            "implementation": comparison.name,
-            "setting": row.cell.setting,
-            "status": row.cell.status,
-            **{key: getattr(row.cell, key) for key in ("time_us", "low_us", "high_us")},
+            "ran": row.ran, "changed": row.change, "took": microseconds(row.cell.time_us),
+            "implementation": comparison.name, "setting": row.cell.setting, "status": row.cell.status,
+            "time_us": row.cell.time_us, "low_us": row.cell.low_us, "high_us": row.cell.high_us,
             "anchor": case.row_anchor(row.cell),
         }
         for comparison in comparisons
         for row in comparison.others
-    ]
-    _, times = in_unit(rows)
+    ]  # fmt: skip
+    _, time_columns = add_times_in_unit(rows)
     points = [row for row in rows if row["ratio"] is not None]
-    first = first_setting(case.run)
+    first = first_setting_name(case.run)
     picture = forest(
         points,
         f"speedup over {first}",
@@ -54,12 +51,12 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
             name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
         ),
-        shape=alt.Shape("ran:N", scale=coded(RAN), legend=alt.Legend(
+        shape=alt.Shape("ran:N", scale=coded(RAN_SHAPES), legend=alt.Legend(
             title="what ran", titleOrient="left", orient="top")),
     )  # fmt: skip
     columns: Columns = {
         "implementation": "implementation", "setting": "setting", "status": "status",
-        **times, f"vs {first}": ("ratio", "text"), "verdict": "verdict",
+        **time_columns, f"vs {first}": ("ratio", "text"), "verdict": "verdict",
         "what ran": "ran", "change": "changed",
     }  # fmt: skip
     chart = Chart(
@@ -75,22 +72,19 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
 
 
 def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
-    """Every setting of every implementation in every case of a run; None where the run has only one case."""
+    """A grid of the speedups of all settings in all cases of a run; None where the run has only one case."""
     keys = short_keys(cases)
     values: list[dict[str, Any]] = [
         {
-            "case": keys[case.planned.key],
-            "name": f"{comparison.name} · {row.cell.setting}",
-            "text": short_ratio(row.verdict),
-            "whole": ratio_text(row.verdict),
-            "ratio": row.verdict.ratio,
-            "verdict": row.verdict.verdict,
+            "case": keys[case.planned.key], "name": f"{comparison.name} · {row.cell.setting}",
+            "text": short_ratio(row.verdict), "whole": ratio_text(row.verdict),
+            "ratio": row.verdict.ratio, "verdict": row.verdict.verdict,
         }
         for case in cases
         for comparison in setting_comparisons(case, case.run)
         for row in comparison.others
         if row.verdict and row.verdict.ratio is not None
-    ]
+    ]  # fmt: skip
     if len(cases) < 2 or not values:
         return None
     columns: Columns = {
@@ -101,7 +95,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
         anchor("settings-over-cases", cases[0].run.id),
         cases[0].named("What the settings do in each case"),
         "Each field is a case and a setting: how many times as fast as "
-        f"{first_setting(cases[0].run)} it is. Colours are verdicts.",
+        f"{first_setting_name(cases[0].run)} it is. Colours are verdicts.",
         grid(
             values,
             alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
@@ -114,19 +108,17 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
 
 
 def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
+    """Yields the chart of the effects of the flags, if there are any."""
     values = [
         {
-            "name": comparison.name,
-            "what": f"{effect.kind}: {effect.what}",
-            "ratio": effect.comparison.ratio,
-            "verdict": effect.comparison.verdict,
-            "word": effect_word(effect),
-            "text": short_ratio(effect.comparison),
+            "name": comparison.name, "what": f"{effect.kind}: {effect.what}",
+            "ratio": effect.comparison.ratio, "verdict": effect.comparison.verdict,
+            "word": effect_word(effect), "text": short_ratio(effect.comparison),
             "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}",
         }
         for comparison in comparisons
         for effect in flag_effects(comparison, case.run)
-    ]
+    ]  # fmt: skip
     columns: Columns = {
         "implementation": "name", "effect": "what", "speedup": ("ratio", "text"), "interval": "ends",
         "verdict": "word",
@@ -151,22 +143,19 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
 # Two runs
 
 
-def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
+def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> PageSection:
     """What became faster or slower from run A to run B, with the noise between the sessions."""
-    words = {True: "yes", False: "no", None: ""}
+    changed_words = {True: "yes", False: "no", None: ""}
     rows = [
-        ratio_mark(f"{row.name} at {row.case}", row.comparison)
+        ratio_data(f"{row.name} at {row.case}", row.comparison)
         | {
-            "drift": "drift of the machine" if row.drift else "",
-            "case": row.case,
-            "implementation": row.name,
-            "a_us": row.a_us,
-            "b_us": row.b_us,
+            "drift": "drift of the machine" if row.drift else "", "case": row.case,
+            "implementation": row.name, "a_us": row.a_us, "b_us": row.b_us,
             "judged": row.comparison.verdict if row.baseline else "absolute times",
-            "changed": words[row.changed],
+            "changed": changed_words[row.changed],
         }
         for row in comparison.rows
-    ]
+    ]  # fmt: skip
     picture = forest(
         rows,
         "time in A over time in B",
@@ -174,8 +163,8 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageS
         tooltip=tips(name="row", text="B vs A", verdict="", drift=""),
     )
     columns: Columns = {
-        "case": "case", "implementation": "implementation", "A, us": ("a_us", us_text),
-        "B, us": ("b_us", us_text), "B vs A": ("ratio", "text"), "verdict": "judged",
+        "case": "case", "implementation": "implementation", "A, us": ("a_us", four_digits),
+        "B, us": ("b_us", four_digits), "B vs A": ("ratio", "text"), "verdict": "judged",
         "changed": "changed",
     }  # fmt: skip
     regressions = len(comparison.regressions)

@@ -1,5 +1,5 @@
-"""How times depend on batch, context or tokens, beside the fastest row and by themselves; and which row is
-fastest in which case."""
+"""Charts of times over a size, such as batch, context or tokens: relative to the fastest row, or absolute.
+And of the row that is fastest in each case."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.page import style
 from harness.page.case import (
     FAR,
     MeasuredCase,
-    in_unit,
+    add_times_in_unit,
+    four_digits,
     interval_ends,
     not_shown,
     shared_sizes,
     short_keys,
     shown_rows,
     slow_rows,
-    us_text,
     verdict_text,
 )
 from harness.page.document import Chart, Columns, anchor, table
@@ -31,41 +31,43 @@ from harness.report.rows import device
 from harness.report.text import grouped, microseconds, short_ratio, significant
 from shapes.case import text_of
 
-LOAD = ("batch", "tokens", "m", "new", "ctx")
-"""The sizes that grow with the load of a server, as the ops call them."""
-UNTOLD = "indistinguishable"
+LOAD_SIZES = ("batch", "tokens", "m", "new", "ctx")
+"""The sizes that grow with the load of a server."""
+UNDECIDED = "indistinguishable"
+"""Stands for the provider of a fastest row that is not known to be faster than the second."""
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross")
 
 
 def sweep_charts(cases: Sequence[MeasuredCase]) -> Iterator[Chart]:
-    """Charts for every size that varies while all other sizes, the boundary and the run are the same."""
+    """Yields a chart for every size that varies while all other sizes, the boundary and the run are the
+    same."""
     for size in dict.fromkeys(name for case in cases for name in case.planned.sizes):
         with_size = [case for case in cases if isinstance(case.planned.sizes.get(size), int)]
-        for fixed, group in grouped(with_size, partial(_others, size)).items():
+        for fixed, group in grouped(with_size, partial(_fixed, size)).items():
             if len({case.planned.sizes[size] for case in group}) > 1:
                 group.sort(key=lambda case: case.planned.sizes[size])
-                if chart := _sweep(size, ", ".join(filter(None, fixed)), group):
+                if chart := _sweep(size, fixed, group):
                     yield chart
 
 
-def _others(size: str, case: MeasuredCase) -> tuple[str, str, str]:
-    """What is the same in all cases of a sweep over the size."""
-    rest = {name: value for name, value in case.planned.sizes.items() if name != size}
-    return text_of(rest), case.planned.boundary, case.label
+def _fixed(size: str, case: MeasuredCase) -> str:
+    """What all cases of a sweep over the size have in common, as text."""
+    other_sizes = {name: value for name, value in case.planned.sizes.items() if name != size}
+    return ", ".join(filter(None, [text_of(other_sizes), case.planned.boundary, case.label]))
 
 
 def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None:
     """A chart of times by a size; None where nothing has a time.
 
-    fixed: the sizes that all cases have, and the boundary, as text
-    cases: those that differ in the size alone, ordered by it
+    fixed: what all cases have in common, as text
+    cases: differ in the size alone, ordered by it
     """
     points = [point for case in cases for point in _points(size, case, shown_rows(cases))]
     if not points:
         return None
-    unit_name, times = in_unit(points)
+    unit_name, time_columns = add_times_in_unit(points)
     columns: Columns = {
-        size: ("x", str), "implementation": "name", **times, "vs fastest": ("ratio", significant),
+        size: ("x", str), "implementation": "name", **time_columns, "vs fastest": ("ratio", significant),
         "vs baseline": ("speedup", "against"), "verdict": "verdict",
         "% of limit": ("share", "share_text"),
     }  # fmt: skip
@@ -84,64 +86,64 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
 
 
 def _points(size: str, case: MeasuredCase, shown: Container[str]) -> Iterator[dict[str, Any]]:
-    fastest = case.timed[0].time_us if case.timed else None
+    """Yields the data of each row with a time.
+
+    shown: the names of the rows that a chart shows first
+    """
+    fastest_us = case.timed[0].time_us if case.timed else None
     for row in case.rows:
-        cell, verdict = row.cell, row.verdict
-        if cell.time_us and fastest:
-            low, high = interval_ends(cell.time_us, cell.low_us, cell.high_us)
-            ratio = cell.time_us / fastest
+        cell = row.cell
+        if cell.time_us and fastest_us:
+            low_us, high_us = interval_ends(cell.time_us, cell.low_us, cell.high_us)
+            ratio = cell.time_us / fastest_us
             yield {
-                "x": case.planned.sizes[size],
-                "name": cell.name,
-                "provider": style.provider(cell.name),
+                "x": case.planned.sizes[size], "name": cell.name, "provider": style.provider(cell.name),
                 "shown": cell.name in shown and ratio <= FAR,
-                "ratio": ratio,
-                "ratio_low": low / fastest,
-                "ratio_high": high / fastest,
-                "beside": f"{ratio:.3g}x",
-                "time_us": cell.time_us,
-                "low_us": low,
-                "high_us": high,
-                "text": microseconds(cell.time_us),
-                "speedup": verdict.ratio if verdict else None,
-                "against": verdict_text(verdict, row.is_baseline),
-                "verdict": row.word,
-                "share": cell.percent_of_ceiling,
-                "share_text": significant(cell.percent_of_ceiling),
-            }
+                "ratio": ratio, "ratio_low": low_us / fastest_us, "ratio_high": high_us / fastest_us,
+                "beside": f"{ratio:.3g}x", "time_us": cell.time_us, "low_us": low_us, "high_us": high_us,
+                "text": microseconds(cell.time_us), "speedup": row.verdict.ratio if row.verdict else None,
+                "against": verdict_text(row), "verdict": row.word,
+                "share": cell.percent_of_ceiling, "share_text": significant(cell.percent_of_ceiling),
+            }  # fmt: skip
 
 
 def _devices(cases: Sequence[MeasuredCase]) -> str:
-    """A sentence on how far the devices differ, where several measured the cases."""
-    used = {case.done.device for case in cases} - {""}
-    if len(used) < 2:
+    """A sentence on how far the devices differ; empty where one device measured all cases."""
+    devices = {case.done.device for case in cases} - {""}
+    if len(devices) < 2:
         return ""
-    of_them = (s for s in cases[0].spreads if used <= set(s.devices))
-    known = next((apart(spread) for spread in of_them), "were not compared with each other")
-    return f" {len(used)} devices measured its cases; those of their type {known}."
+    difference = "were not compared with each other"
+    for spread in cases[0].spreads:
+        if devices <= set(spread.devices):
+            difference = apart(spread)
+    return f" {len(devices)} devices measured its cases; those of their type {difference}."
 
 
 def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.TopLevelMixin:
-    """A line for each row, over the size; the others are pale while a reader points at one."""
-    choice = style.chosen_rows(points)
-    looks, legend = _looks(points), alt.Legend(symbolOpacity=1, values=style.legend_values(points))
-    values = sorted({point["x"] for point in points})
-    across = alt.Scale(type="symlog", nice=False)
-    if values[0] > 0:
-        across = alt.Scale(type="log", base=2, nice=False)
+    """A line for each row over the size, with its interval as a band. While a reader points at a row, the
+    others are pale. A choice below the chart says what the y axis shows: the parameter `axis` is `ratio`,
+    `time` or `share`."""
+    colours, shapes = _colours_and_shapes(points)
+    legend = alt.Legend(symbolOpacity=1, values=style.legend_values(points))
+    sizes = sorted({point["x"] for point in points})
+    x_scale = alt.Scale(type="symlog", nice=False)
+    if sizes[0] > 0:
+        x_scale = alt.Scale(type="log", base=2, nice=False)
     pointed = alt.selection_point(name="pointed", fields=["name"], on="pointerover")
-    axes = {"ratio": ("multiple of the fastest", "x"), "time": (f"time, {unit_name}", f" {unit_name}")}
+    axis_names = {"ratio": "multiple of the fastest", "time": f"time, {unit_name}"}
+    suffixes = {"ratio": "x", "time": f" {unit_name}"}  # of the labels of an axis
     if any(point["share"] for point in points):
-        axes["share"] = ("% of the machine's limit", " %")
-    names, suffixes = [name for name, _ in axes.values()], {axis: end for axis, (_, end) in axes.items()}
-    select = alt.binding_select(options=[*axes], labels=names, name="Axis: ")
-    params = [alt.param(name="axis", value="ratio", bind=select), *([choice] if choice else [])]
+        axis_names["share"], suffixes["share"] = "% of the machine's limit", " %"
+    select = alt.binding_select(options=[*axis_names], labels=[*axis_names.values()], name="Axis: ")
+    params = [alt.param(name="axis", value="ratio", bind=select)]
     base = alt.Chart({"values": list(points)}).encode(
-        x=alt.X("x:Q", title=size, scale=across, axis=alt.Axis(values=values)),
-        color=alt.Color("name:N", scale=looks[0], title=None, legend=legend),
+        x=alt.X("x:Q", title=size, scale=x_scale, axis=alt.Axis(values=sizes)),
+        color=alt.Color("name:N", scale=colours, title=None, legend=legend),
         opacity=alt.condition(pointed, alt.value(1), alt.value(0.15)),
     )
-    base = base.transform_filter(style.CHOSEN) if choice else base
+    if choice := style.chosen_rows(points):
+        params.append(choice)
+        base = base.transform_filter(style.CHOSEN)
     base = base.transform_calculate(
         at="datum[axis]",
         from_="datum[axis + '_low'] || datum.share",
@@ -155,60 +157,51 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
         *style.tips(text="time", beside="vs fastest", against="vs baseline", verdict=""),
         *style.tips(share_text="% of limit"),
     ]
-    return (
-        alt.layer(
-            base.mark_area(fillOpacity=0.15, aria=False).encode(y="from_:Q", y2="to:Q"),
-            base.mark_line(aria=False).encode(y=y, detail="name:N"),
-            base.mark_point(filled=True, size=70)
-            .encode(
-                y=y, shape=alt.Shape("name:N", scale=looks[1], title=None, legend=legend), tooltip=tooltip
-            )
-            .add_params(pointed),
-        )
-        .properties(width=560, height=max(320, style.LINE * len(looks[0].domain)))
-        .add_params(*params)
-    )
+    band = base.mark_area(fillOpacity=0.15, aria=False).encode(y="from_:Q", y2="to:Q")
+    line = base.mark_line(aria=False).encode(y=y, detail="name:N")
+    shape = alt.Shape("name:N", scale=shapes, title=None, legend=legend)
+    dots = base.mark_point(filled=True, size=70).encode(y=y, shape=shape, tooltip=tooltip).add_params(pointed)
+    legend_height = style.LINE_HEIGHT * len(colours.domain)
+    picture = alt.layer(band, line, dots).properties(width=560, height=max(320, legend_height))
+    return picture.add_params(*params)
 
 
-def _looks(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:
-    """Colours and shapes of rows: those of a provider have shades of its colour, and each another shape; the
-    rows that are shown without being asked come first."""
+def _colours_and_shapes(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:
+    """Colours and shapes of rows. Those of a provider have shades of its colour, and each another shape. The
+    rows that are shown first have the first of both."""
     colours: dict[str, str] = {}
     shapes: dict[str, str] = {}
     shown = {point["name"] for point in points if point["shown"]}
     for name in sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name)):
         place = sum(style.provider(other) == style.provider(name) for other in colours)
-        colours[name] = style.shade(style.PROVIDERS.get(style.provider(name), style.OTHER), place)
+        colours[name] = style.shade(style.PROVIDERS.get(style.provider(name), style.OTHER_COLOUR), place)
         shapes[name] = SHAPES[place % len(SHAPES)]
     return style.coded(colours), style.coded(shapes)
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
-    """Which row is fastest in each case, and by how much; None where fewer than two have a time."""
+    """The fastest row of each case, and by how much it leads; None where fewer than two cases have a time."""
     timed = [case for case in cases if case.timed]
     if len(timed) < 2:
         return None
     timed.sort(key=lambda case: case.size_order)
-    axis = _axis(timed)
+    axis = _axis_size(timed)
     shared, keys = shared_sizes(timed), short_keys(timed)
-    values = [
-        _winner(case, axis, shared)
-        | {"sizes": " · ".join(filter(None, [keys[case.planned.key], case.label]))}
-        for case in timed
-    ]
-    unit_name, _ = in_unit(values)
+    values = [_winner(case, axis, shared) | {"sizes": case.named(keys[case.planned.key])} for case in timed]
+    unit_name, _ = add_times_in_unit(values)
     columns: Columns = {
-        "fastest": "name", f"time, {unit_name}": ("time", us_text), "case": "sizes",
+        "fastest": "name", f"time, {unit_name}": ("time", four_digits), "case": "sizes",
         "against the second": ("ratio", "margin"), "% of limit": ("percent", "share"),
         "% of the suite": ("weight", lambda weight: f"{weight:.1f}"),
     }  # fmt: skip
-    place, numbers = anchor("winners", timed[0].planned.op), table(values, columns)
+    name, numbers = anchor("winners", timed[0].planned.op), table(values, columns)
     all_have = f" All have {text_of(shared)}." if shared else ""
-    if 1 in (len({value[side] for value in values}) for side in "xy"):  # a list, not a plane
+    columns_of_fields, rows_of_fields = ({value[side] for value in values} for side in "xy")
+    if len(columns_of_fields) == 1 or len(rows_of_fields) == 1:  # a list needs no picture
         reading = f"The fastest row of each case, and by how much it leads the second.{all_have}"
-        return Chart(place, "Fastest implementation", reading, table=numbers)
+        return Chart(name, "Fastest implementation", reading, table=numbers)
     return Chart(
-        place,
+        name,
         "Fastest implementation",
         "Each field is a case: whose row is fastest, and by how much it leads the second. Grey: "
         f"indistinguishable.{all_have}",
@@ -219,11 +212,11 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
 
 
 def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
-    """A field for each winner, by the size `axis` and all other sizes."""
+    """A field for each case: the size `axis` goes from left to right, all other sizes go down."""
     providers = sorted({value["provider"] for value in values})
-    colours = {name: style.PROVIDERS.get(name, style.OTHER) for name in providers}
-    if UNTOLD in colours:
-        colours[UNTOLD] = "#9994"
+    colours = {name: style.PROVIDERS.get(name, style.OTHER_COLOUR) for name in providers}
+    if UNDECIDED in colours:
+        colours[UNDECIDED] = "#9994"
     across = list(dict.fromkeys(value["x"] for value in values))
     base = alt.Chart({"values": list(values)}).encode(
         x=alt.X("x:O", sort=across, title=axis or None, axis=alt.Axis(labelAngle=0)),
@@ -239,37 +232,36 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
 
 
 def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict[str, Any]:
+    """The data of the fastest row of a case."""
     fastest, verdict = case.timed[0], case.runner_up
     others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
-    margin, lead, told = "not compared", "", False
+    provider, margin, lead = UNDECIDED, "not compared", ""
     if len(case.timed) == 1:
-        margin, told = "no second", True
+        provider, margin = style.provider(fastest.name), "no second"
     elif verdict is not None and verdict.verdict == "faster":
         lead = short_ratio(verdict)
-        margin, told = f"{lead} {verdict.b}", True
+        provider, margin = style.provider(fastest.name), f"{lead} {verdict.b}"
     elif verdict is not None:
         words = {"same": "same as", "unclear": "indistinguishable from", "slower": "slower by rounds than"}
         margin = f"{words[verdict.verdict]} {verdict.b}"
     return {
         "x": str(case.planned.sizes.get(axis, "")),
         "y": ", ".join(filter(None, [text_of(others), case.planned.boundary, case.label])),
-        "provider": style.provider(fastest.name) if told else UNTOLD,
-        "name": fastest.name,
-        "margin": margin,
-        "lead": lead,
-        "took": microseconds(fastest.time_us),
-        "share": significant(fastest.percent_of_ceiling),
+        "provider": provider, "name": fastest.name, "margin": margin, "lead": lead,
+        "took": microseconds(fastest.time_us), "share": significant(fastest.percent_of_ceiling),
         "weight": 100 * case.planned.weight,
-        **{key: getattr(fastest, key) for key in ("time_us", "low_us", "high_us")},
-        "ratio": verdict.ratio if verdict else None,
-        "percent": fastest.percent_of_ceiling,
-    }
+        "time_us": fastest.time_us, "low_us": fastest.low_us, "high_us": fastest.high_us,
+        "ratio": verdict.ratio if verdict else None, "percent": fastest.percent_of_ceiling,
+    }  # fmt: skip
 
 
-def _axis(cases: Sequence[MeasuredCase]) -> str:
-    """The size that grows with the load, else the size with the most values; empty where no size has two."""
-    sizes = [size for case in cases for size in case.planned.sizes.items()]
-    counts = Counter(name for name, _ in dict.fromkeys(sizes))
+def _axis_size(cases: Sequence[MeasuredCase]) -> str:
+    """The size for the x axis: one that grows with the load, else the size with the most values; empty where
+    no size has two values."""
+    different = dict.fromkeys(size for case in cases for size in case.planned.sizes.items())
+    counts = Counter(name for name, _ in different)
     several = [name for name, count in counts.items() if count > 1]
-    load = next((name for name in LOAD if name in several), "")
-    return load or max(several, key=counts.__getitem__, default="")
+    for name in LOAD_SIZES:
+        if name in several:
+            return name
+    return max(several, key=lambda name: counts[name], default="")

@@ -1,5 +1,6 @@
-"""How charts look: colours by provider and by verdict, the theme, parts that several charts have, and a chart
-as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on light and on dark."""
+"""The look of charts: colours of providers and verdicts, the theme, parts that several charts have, and a
+chart as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on a light and on a
+dark page."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from harness.page.document import Chart
 TEMPLATES = Path(__file__).parent / "templates"
 COLOURS: dict[str, dict[str, str]] = json.loads((TEMPLATES / "colours.json").read_text("utf-8"))
 PROVIDERS = COLOURS["providers"]
-OTHER = "#44AA99"  # the colour of a provider that a plug-in brings
-LINE = 16  # pixels of a line of text
-BREAKS = ", | · | @ "  # where the name of a row breaks into lines on an axis
+OTHER_COLOUR = "#44AA99"  # the colour of a provider that a plug-in brings
+LINE_HEIGHT = 16  # pixels of a line of text
+BREAKS = ", | · | @ "  # a regular expression: where the name of a row breaks into lines on an axis
 
 
 def provider(name: str) -> str:
@@ -27,15 +28,15 @@ def provider(name: str) -> str:
 
 
 def provider_colour(providers: Iterable[str]) -> alt.Color:
-    colours = {name: PROVIDERS.get(name, OTHER) for name in sorted(set(providers))}
+    colours = {name: PROVIDERS.get(name, OTHER_COLOUR) for name in sorted(set(providers))}
     return alt.Color("provider:N", scale=coded(colours), legend=None)
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
-    """A choice below a chart: the rows that are `shown` without being asked, all, or those of a provider.
-    None where there is nothing to choose.
+    """A choice below a chart, the parameter `rows`: the rows that are `shown` first, `all`, or those of a
+    provider that has others. None where all rows are shown first.
 
-    rows: each with name, provider and shown
+    rows: each with `provider` and `shown`
     """
     hidden = {row["provider"] for row in rows if not row["shown"]}
     if not hidden:
@@ -46,53 +47,70 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
 
 
 def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
-    """The names in the legend of a chart whose rows can be chosen, see `chosen_rows`: those that it shows."""
-    names: dict[str, set[str]] = {}
+    """The names in the legend of a chart whose rows can be chosen, see `chosen_rows`: those of the chosen
+    rows."""
+    names: dict[str, set[str]] = {}  # by choice
     for row in rows:
-        for choice in ("all", row["provider"], *(["shown"] if row["shown"] else [])):
-            names.setdefault(choice, set()).add(row["name"])
+        names.setdefault("all", set()).add(row["name"])
+        names.setdefault(row["provider"], set()).add(row["name"])
+        if row["shown"]:
+            names.setdefault("shown", set()).add(row["name"])
     if names.get("shown") == names["all"]:
         return sorted(names["all"])
-    return alt.ExprRef(json.dumps({choice: sorted(of) for choice, of in names.items()}) + "[rows]")
+    by_choice = {choice: sorted(of_choice) for choice, of_choice in names.items()}
+    return alt.ExprRef(f"{json.dumps(by_choice)}[rows]")
+
+
+BLACK, WHITE = 0, 255
+SHADES = ((BLACK, 0.0), (WHITE, 0.4), (BLACK, 0.3), (WHITE, 0.6), (BLACK, 0.15), (WHITE, 0.2))
+"""For each row of a provider the tone that is mixed into the provider's colour, and the share of that
+tone."""
 
 
 def shade(colour: str, place: int) -> str:
-    """The colour for the first of several rows, lighter and darker ones for the next.
+    """The colour of a row: that of its provider for the first row, darker and lighter ones for the next.
 
-    colour: `#0072B2`
+    colour: of the provider, as `#0072B2`
+    place:  how many rows of the provider come before
     """
-    towards, part = ((0, 0.0), (255, 0.4), (0, 0.3), (255, 0.6), (0, 0.15), (255, 0.2))[place % 6]
-    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(value + (towards - value) * part):02x}" for value in parts)
+    tone, share = SHADES[place % len(SHADES)]
+    red_green_blue = bytes.fromhex(colour.removeprefix("#"))
+    return "#" + bytes(round(value + (tone - value) * share) for value in red_green_blue).hex()
 
 
 CHOSEN = "rows === 'all' || (rows === 'shown' ? datum.shown : datum.provider === rows)"
-"""Keeps the rows that a reader chose, see `chosen_rows`."""
+"""The Vega expression that is true of the rows that a reader chose, see `chosen_rows`."""
 
 
-def names(order: Sequence[str], field: str = "name") -> alt.Y:
-    """An axis of rows in this order; the run has a line of its own, and so has each variable of a setting."""
+def name_axis(order: Sequence[str], field: str = "name") -> alt.Y:
+    """A vertical axis of the names of rows, in this order. Long names are broken into lines at BREAKS: the
+    run has a line of its own, and so has each variable of a setting."""
     lines = alt.Axis(labelExpr=f"split(datum.label, regexp('{BREAKS}'))")
     return alt.Y(f"{field}:N", sort=order, title=None, axis=lines)
 
 
 def name_step(order: Iterable[str], least: int) -> int:
-    """The height of a row in pixels, in which the name with the most lines has room; at least `least`."""
-    return max([least, *(LINE * len(re.split(BREAKS, name)) + 4 for name in order)])
+    """Pixels from one row to the next, so that the name with the most lines has room; at least `least`."""
+    return max([least, *(LINE_HEIGHT * len(re.split(BREAKS, name)) + 4 for name in order)])
 
 
 def coloured(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
-    """The colours of a field's values, with a legend of the same opacity as the marks above the picture."""
+    """Colours marks by a field, with a legend above the picture.
+
+    codes:   the colour of each value of the field
+    opacity: that of the marks
+    """
     legend = alt.Legend(symbolOpacity=opacity, orient="top")
     return alt.Color(f"{field}:N", scale=coded(codes), title=None, legend=legend)
 
 
 def coded(codes: Mapping[str, str]) -> alt.Scale:
+    """The scale that gives each value its colour or shape."""
     return alt.Scale(domain=list(codes), range=list(codes.values()))
 
 
 def tips(**titles: str) -> list[alt.Tooltip]:
-    """Tooltips by the names of fields, with their titles; an empty title stands for the name."""
+    """A tooltip for each field of this name, with this title; if the title is empty the name is shown."""
     return [
         alt.Tooltip(f"{name}:N", title=title) if title else alt.Tooltip(f"{name}:N")
         for name, title in titles.items()
@@ -100,7 +118,8 @@ def tips(**titles: str) -> list[alt.Tooltip]:
 
 
 def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
-    """The layers of a bar from `low` to `high`, and of a dot on it for each row of the data.
+    """The layers of a chart with an interval for each row of data: a bar from `low` to `high`, and a dot on
+    it.
 
     dot: encodings of the dots, in addition to those of the base
     """
@@ -111,16 +130,17 @@ def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
 
 
 def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **dot: Any) -> alt.TopLevelMixin:
-    """Ratios below each other, each a dot with its interval on a log axis, coloured by verdict.
+    """A forest plot: ratios below each other, each a dot with its interval on a log axis, coloured by
+    verdict.
 
     rows:   each with name, ratio, low, high and verdict
     title:  of the axis
-    behind: drawn below the dots
+    behind: a chart that is drawn behind the dots
     dot:    more encodings of the dots
     """
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(
-        y=names(order), color=coloured("verdict", COLOURS["verdicts"])
+        y=name_axis(order), color=coloured("verdict", COLOURS["verdicts"])
     )
     scale = alt.Scale(type="log", nice=False, padding=24)
     ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")
@@ -129,6 +149,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
 
 
 def noise_band(noise: float) -> alt.Chart:
+    """A grey band over the ratios that the noise explains."""
     values = [{"from": 1 / (1 + noise), "to": 1 + noise}]
     return alt.Chart({"values": values}).mark_rect(color="#8883").encode(x="from:Q", x2="to:Q")
 
@@ -136,8 +157,12 @@ def noise_band(noise: float) -> alt.Chart:
 def grid(
     values: Sequence[Mapping[str, Any]], x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
 ) -> alt.TopLevelMixin:
-    """A field for each value, coloured by its verdict, with its text in it."""
-    base, opacity = alt.Chart({"values": list(values)}).encode(x=x, y=y), 0.45
+    """A field for each value, coloured by its verdict, with its text in it.
+
+    values: with verdict, text, and the fields of x and y
+    """
+    opacity = 0.45
+    base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     colour = coloured("verdict", COLOURS["verdicts"], opacity)
     return alt.layer(
         base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip),
@@ -150,7 +175,7 @@ def specification(chart: Chart) -> dict[str, Any]:
     if chart.picture is None:
         return {}
     with alt.data_transformers.enable("default", max_rows=None):
-        picture = chart.picture.to_dict(validate=False)  # the tests do, and it is half of the time
+        picture = chart.picture.to_dict(validate=False)  # validating takes as long again; the tests do it
     # Seven digits are more than a picture shows.
     picture = json.loads(json.dumps(picture), parse_float=lambda digits: float(f"{float(digits):.7g}"))
     theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))

@@ -11,28 +11,29 @@ from harness.files import JsonObject
 from harness.paths import command, portable
 from harness.report.fitting_table import Column, FittingTable, table_of
 from harness.report.terminal import COMMAND, whole_line
-from harness.report.text import counted, extent, grouped, microseconds, ranged, ratio_text, together
+from harness.report.text import counted, extent, grouped, how_summed, microseconds, ranged, ratio_text
 from harness.results.claims import Ratio, Test, matches
-from harness.results.comparison import MIN_FLOOR, Compared, Row, totals
+from harness.results.comparison import MIN_SESSION_NOISE, ComparedRow, RunComparison, total_speedups
 from harness.results.read import RecordedRun
 
 COLUMNS = [Column("implementation"), Column("A", right=True), Column("B", right=True), Column("B vs A"),
            Column("verdict"), Column("note", wraps=True, spare=1)]  # fmt: skip
+NOT_IN_B = "not in B"  # ends the sentence on a cell that B does not have, see RunComparison.missing
 CLAIMS_NOTE = """
 On their hardware these commands measure the claims; below each is what this machine can time of it:"""
 
 
-def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
+def comparison_table(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> RenderableType:
     return Group(*_parts(a, b, comparison))
 
 
-def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
+def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> str:
     parts = _parts(a, b, comparison)
     return "\n".join(part if isinstance(part, str) else part.markdown() for part in parts)
 
 
-def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | FittingTable]:
-    """The lines of the report, and a table for each case."""
+def _parts(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> Iterator[str | FittingTable]:
+    """Yields the lines of the report, and a table for each case."""
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
     yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
@@ -44,56 +45,67 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
         yield "in one run only:"
-        yield from (f"- {text}" for text in comparison.missing)
-    if speedups := totals(comparison.rows):
+        yield from (f"- {sentence}" for sentence in comparison.missing)
+    if speedups := total_speedups(comparison.rows):
         weights = {row.case: row.weight for row in comparison.rows}
-        yield f"\n{together(weights.values())}:"
+        yield f"\n{how_summed(weights.values())}:"
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
-    yield "\n" + "; ".join([_regressed(comparison), *_drift(comparison)])
+    drift = _drift(comparison)
+    yield f"\n{_regressed(comparison)}; {drift}" if drift else f"\n{_regressed(comparison)}"
 
 
-def since(a: RecordedRun, comparison: Compared) -> str:
+def since(a: RecordedRun, comparison: RunComparison) -> str:
     """What changed since run A, in a line."""
     judged = [row for row in comparison.rows if row.baseline]
     unclear = _count_unclear(judged)
-    moved = [*_moved(judged)]
+    changes = [*_speed_changes(judged)]
     lost = Counter((name, status) for (_, name), status in comparison.lost.items())
-    moved += [f"{name}: no time now ({status}) in {counted(cases)}" for (name, status), cases in lost.items()]
+    for (name, status), cases in lost.items():
+        changes.append(f"{name}: no time now ({status}) in {counted(cases)}")
     drift = _drift(comparison)
-    sentences = moved + drift
+    clauses = [*changes, drift] if drift else list(changes)
     if unclear < len(judged):
-        rest = "relative to it nothing changed" if drift else "nothing changed"
-        if moved:
-            rest = "no other row changed"
-        sentences.append(f"{rest} beyond the noise between sessions ({100 * comparison.noise:.2g} %)")
+        unchanged = "nothing changed"
+        if changes:
+            unchanged = "no other row changed"
+        elif drift:
+            unchanged = "relative to it nothing changed"
+        clauses.append(f"{unchanged} beyond the noise between sessions ({100 * comparison.noise:.2g} %)")
     if unclear:
-        sentences.append(f"{unclear} of {len(judged)} rows are unclear")
+        clauses.append(f"{unclear} of {len(judged)} rows are unclear")
     when = a.run.created.replace("T", " ")[:16]  # to the minute
-    return f"since {when} ({portable(str(a.folder))}): {'; '.join(sentences)}"
+    return f"since {when} ({portable(str(a.folder))}): {'; '.join(clauses)}"
 
 
-def _moved(judged: Sequence[Row]) -> Iterator[str]:
-    """The rows that became slower or faster, each with the ratio of its total times over those cases."""
+def _speed_changes(judged: Sequence[ComparedRow]) -> Iterator[str]:
+    """Yields a clause for each row that became slower or faster, with the ratio of its total times over the
+    cases in which it did."""
     for name, rows in grouped(judged, lambda row: row.name).items():
-        for verdict in ("slower", "faster"):
-            if moved := [row for row in rows if row.comparison.verdict == verdict]:
-                ratio = totals(moved)[name] ** (1 if verdict == "faster" else -1)
-                yield f"{name} {ratio:.2f}x {verdict} in {len(moved)} of {counted(len(rows))}"
+        if slower := [row for row in rows if row.comparison.verdict == "slower"]:
+            ratio = 1 / total_speedups(slower)[name]
+            yield f"{name} {ratio:.2f}x slower in {len(slower)} of {counted(len(rows))}"
+        if faster := [row for row in rows if row.comparison.verdict == "faster"]:
+            ratio = total_speedups(faster)[name]
+            yield f"{name} {ratio:.2f}x faster in {len(faster)} of {counted(len(rows))}"
 
 
-def _count_unclear(judged: Sequence[Row]) -> int:
-    return sum(row.comparison.verdict == "unclear" for row in judged)
+def _count_unclear(judged: Sequence[ComparedRow]) -> int:
+    return len([row for row in judged if row.comparison.verdict == "unclear"])
 
 
-def _drift(comparison: Compared) -> list[str]:
-    """A sentence where baselines, which are not known to have changed, took another time in B; else none."""
+def _drift(comparison: RunComparison) -> str:
+    """A clause on baselines that took another time in B, although they are not known to have changed; empty
+    if there are none."""
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
-    others = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
-    took = [1 / ratio.ratio for ratio in others if abs(1 / ratio.ratio - 1) > MIN_FLOOR]
-    return [f"the baseline itself took {extent(took, 2)}x as long (other clocks or load)"] if took else []
+    moved = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
+    b_over_a = [1 / ratio.ratio for ratio in moved if abs(1 / ratio.ratio - 1) > MIN_SESSION_NOISE]
+    if not b_over_a:
+        return ""
+    return f"the baseline itself took {extent(b_over_a, 2)}x as long (other clocks or load)"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ComparedRow) -> list[str]:
+    """The cells of a row, in the order of COLUMNS."""
     notes = []
     if not row.baseline:
         notes.append("absolute times: the baseline itself, or no baseline that did not change")
@@ -108,7 +120,8 @@ def _cells(row: Row) -> list[str]:
     return [row.name, *times, ratio_text(row.comparison), verdict, ", ".join(notes)]
 
 
-def _regressed(comparison: Compared) -> str:
+def _regressed(comparison: RunComparison) -> str:
+    """What regressed, or that nothing did, or why that is not known."""
     names = [f"{row.name} at {row.case}" for row in comparison.regressions]
     names += [f"{name} at {case} ({status})" for (case, name), status in comparison.lost.items()]
     if names:
@@ -119,15 +132,20 @@ def _regressed(comparison: Compared) -> str:
     unclear = _count_unclear(judged)
     if unclear == len(judged):
         return f"not known whether anything regressed: all {unclear} are unclear"
-    text = "nothing regressed"
+    clauses = ["nothing regressed"]
     if unclear:
-        text += f"; {unclear} of {len(judged)} unclear"
-    if absent := sum(text.endswith("not in B") for text in comparison.missing):
-        text += f"; {absent} not in B"
-    return text
+        clauses.append(f"{unclear} of {len(judged)} unclear")
+    absent = [sentence for sentence in comparison.missing if sentence.endswith(NOT_IN_B)]
+    if absent:
+        clauses.append(f"{len(absent)} {NOT_IN_B}")
+    return "; ".join(clauses)
 
 
 def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
+    """The verdicts on claims, and the commands that measure them.
+
+    claims: the file of claims
+    """
     rows = [
         {"claim": f"{test.op} {test.factor:g}x", "against": test.against, "verdict": test.verdict,
          f"largest on {claims['device']}": _largest_text(test.claimed)}
@@ -138,7 +156,10 @@ def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
 
 
 def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[RenderableType]:
-    """For each op the command that measures it, and which of the rows this machine can time."""
+    """Yields for each op the command that measures it, and which of its rows this machine can time.
+
+    kernels: patterns of the implementations that the claims are about
+    """
     for op, of_op in grouped(tests, lambda test: test.op).items():
         names = dict.fromkeys(name for test in of_op for name in test.runs)
         claimed = [name for name in names if matches(name, kernels)]
@@ -149,7 +170,7 @@ def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[Rendera
 
 
 def _largest_text(largest: Ratio | None) -> str:
-    """With an interval that is wide enough for the largest of so many."""
+    """`2.00x (1.90 to 2.10) aiter.asm over torch.sdpa, batch=64 ...`; empty without a ratio."""
     if largest is None:
         return ""
     sizes = largest.case.partition(" ")[2]

@@ -8,30 +8,30 @@ from harness.compile.survey import tile
 from harness.files import JsonObject
 from harness.report.text import extent, grouped
 
-TEXTS = {"target", "kernel", "tile", "verdict", "op", "matrix instructions"}  # columns that are no numbers
+TEXT_COLUMNS = {"target", "kernel", "tile", "verdict", "op", "matrix instructions"}  # those without numbers
 
 
 def compile_lines(rows: Sequence[JsonObject]) -> list[dict[str, str]]:
-    """A line for each target, op, kernel and tile, by column, the most important first. It has the range over
-    the configurations of that tile, which differ in sizes only."""
+    """A line for each target, op, kernel and tile: its cells by column, the most important column first. A
+    cell has the range over the compiled configurations of the tile, which differ in sizes only.
+
+    rows: compiled configurations, as `compile --json` writes them
+    """
     groups = grouped(rows, lambda row: (row["target"], row["op"], row["kernel"], tile(row["config"])))
-    return [
-        {
-            "target": target,
-            "kernel": kernel,
-            "tile": of_tile,
-            "verdict": "ok" if all(row["ok"] for row in of) else f"{sum(not row['ok'] for row in of)} bad",
-            "registers": extent(row["registers"] for row in of),
-            "spills": extent(row["spills"] for row in of),
-            "resident": extent(row["resident"] for row in of),
-            "op": op,
-            "configs": str(len(of)),
-            "shared KB": extent(row["shared_bytes"] / 1024 for row in of),
-            "scratch B": extent(row["scratch_bytes"] for row in of),
-            "code KB": extent(row["code_bytes"] / 1024 for row in of),
-            "matrix instructions": "\n".join(
-                dict.fromkeys(i for row in of for i in row["matrix_instructions"])
-            ),
-        }
-        for (target, op, kernel, of_tile), of in groups.items()
-    ]
+    lines = []
+    for (target, op, kernel, tile_text), group in groups.items():
+        bad = [row for row in group if not row["ok"]]
+        instructions = dict.fromkeys(name for row in group for name in row["matrix_instructions"])
+        line = {
+            "target": target, "kernel": kernel, "tile": tile_text,
+            "verdict": f"{len(bad)} bad" if bad else "ok",
+            "registers": extent(row["registers"] for row in group),
+            "spills": extent(row["spills"] for row in group),
+            "resident": extent(row["resident"] for row in group), "op": op, "configs": str(len(group)),
+            "shared KB": extent(row["shared_bytes"] / 1024 for row in group),
+            "scratch B": extent(row["scratch_bytes"] for row in group),
+            "code KB": extent(row["code_bytes"] / 1024 for row in group),
+            "matrix instructions": "\n".join(instructions),
+        }  # fmt: skip
+        lines.append(line)
+    return lines

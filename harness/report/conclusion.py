@@ -1,5 +1,5 @@
-"""What a run of settings comes to: for each implementation which setting to take, or for revisions what
-regressed. Nothing is concluded that the intervals do not prove."""
+"""The conclusion of a run of settings: which setting to take for each implementation, or, where the settings
+are revisions, what regressed. Nothing is concluded that the intervals do not prove."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from rich.padding import Padding
 
 from harness.plan.toggle import MARGIN
 from harness.report.rows import CaseResult, Row, SettingComparison, setting_comparisons
-from harness.report.text import counted, grouped, ratio_text, together, uncertain_ratio
+from harness.report.text import counted, grouped, how_summed, ratio_and_interval, ratio_text
 from harness.results.effects import lost, regressions
 from harness.results.schema import CaseDone, Run, Samples
 from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import Times, total_ratio
 
 Pairs = Sequence[tuple[SettingComparison, Row]]
-"""Of each case the settings of an implementation, and the row of one of them."""
+"""For several cases the comparison of an implementation's settings, and the row of one of these settings."""
 
 
 def conclusion(cases: Sequence[CaseResult], run: Run) -> RenderableType:
     title, lines = conclusion_lines(cases, run)
-    return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
+    indented = [Padding(line, (0, 0, 0, 2)) for line in lines]
+    return Group(title, *indented) if title else Group(*indented)
 
 
 def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[str]]:
@@ -31,106 +32,146 @@ def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[s
     comparisons = [comparison for case in cases for comparison in setting_comparisons(case, run)]
     timed = [comparison for comparison in comparisons if comparison.baseline.cell.time_us is not None]
     done = [case.done for case in cases]
-    left = len(run.cases) - len(cases)
-    unmeasured = f"; {counted(left)} not measured" if left > 0 else ""
+    missing = len(run.cases) - len(cases)
+    unmeasured = f"; {counted(missing)} not measured" if missing > 0 else ""
     if run.trees:
         if not timed:
             return "nothing was measured, so nothing is known", []
         lines = [f"{v.a} at {v.case}: {ratio_text(v)}" for case in cases for v in regressions(case.verdicts)]
-        first = next(iter(run.settings))
-        without = [cell for case in cases for cell in lost(case.cells, first)]
-        lines += [f"{cell.name} at {cell.case}: {cell.status}" for cell in without]
-        said = f"{len(lines)} regressed" if lines else _no_regression(timed, done)
-        return said + unmeasured + (":" if lines else ""), lines
+        without_time = [cell for case in cases for cell in lost(case.cells, run.first_setting)]
+        lines += [f"{cell.name} at {cell.case}: {cell.status}" for cell in without_time]
+        if lines:
+            return f"{len(lines)} regressed{unmeasured}:", lines
+        return _without_regression(timed, done) + unmeasured, []
     by_name = grouped(timed, lambda comparison: comparison.name)
-    lines = [f"{name}: {_advice(of, run, done)}" for name, of in by_name.items()]
+    lines = [f"{name}: {_advice(of_name, run, done)}" for name, of_name in by_name.items()]
     return (f"recommendation{unmeasured}:" if lines else "", lines)
 
 
-def _no_regression(comparisons: Sequence[SettingComparison], done: Sequence[CaseDone]) -> str:
-    """What is known where no verdict is `slower`."""
-    rows = [(of, row) for of in comparisons for row in of.others if _has_ratio(row)]
-    found = [(_overall([pair], MARGIN), pair[1].cell) for pair in rows]
-    if not found:
+def _without_regression(comparisons: Sequence[SettingComparison], done: Sequence[CaseDone]) -> str:
+    """What is known of regressions where no verdict is `slower`."""
+    ratios = []
+    for comparison in comparisons:
+        with_ratio = [row for row in comparison.others if _has_ratio(row)]
+        ratios += [(_over_cases([(comparison, row)], MARGIN), row.cell) for row in with_ratio]
+    if not ratios:
         return "not known whether anything regressed: no row has a time in both revisions"
-    unknown = [(of, cell) for of, cell in found if of.verdict != "same" and of.low < 1 - MARGIN]
-    least, cell = min(unknown or found, key=lambda of: of[0].low)
-    if not unknown:
-        loss = 1 - least.low
-        return "nothing regressed" + (f": no row lost more than {_percent(loss)}" if loss > 0 else "")
-    worst = f"the least certain is {cell.name} at {cell.case}: {ratio_text(least)}"
-    return f"not known whether anything regressed: {worst}; {_more(done)}"
+    unknown = [(of, cell) for of, cell in ratios if of.verdict != "same" and of.low < 1 - MARGIN]
+    lowest, cell = min(unknown or ratios, key=lambda ratio_and_cell: ratio_and_cell[0].low)
+    if unknown:
+        least_certain = f"the least certain is {cell.name} at {cell.case}: {ratio_text(lowest)}"
+        return f"not known whether anything regressed: {least_certain}; {_what_would_tell(done)}"
+    loss = 1 - lowest.low
+    return "nothing regressed" + (f": no row lost more than {_percent(loss)}" if loss > 0 else "")
 
 
 def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[CaseDone]) -> str:
     """The setting that brings most for all cases together, if that is known; or that none brings anything;
-    or that this is not known. A setting that fails in a case is not recommended."""
-    pairs = [(of, row) for of in comparisons for row in of.others]
+    or that this is not known. A setting that fails in a case is not recommended.
+
+    comparisons: those of one implementation, for each case one
+    """
+    pairs = [(comparison, row) for comparison in comparisons for row in comparison.others]
     by_setting = grouped(pairs, lambda pair: pair[1].cell.setting)
-    whole, several = counted(len(comparisons)), len(comparisons) > 1
-    how = f" {together(of.baseline.cell.weight for of in comparisons)}" if several else ""
-    over, failed = {}, []
-    for name, of_setting in by_setting.items():
-        if lacking := [row.cell for _, row in of_setting if not _has_ratio(row)]:
-            words = sorted({"not compared" if cell.time_us else cell.status for cell in lacking})
-            part = f" in {len(lacking)} of {whole}" if several else ""
-            failed.append(f"{name}: {' or '.join(words)}{part}")
-        else:
-            over[name] = _overall(of_setting, run.margin)
+    all_cases, several = counted(len(comparisons)), len(comparisons) > 1
+    weights = [comparison.baseline.cell.weight for comparison in comparisons]
+    summed = f" {how_summed(weights)}" if several else ""
+    ratios, failed = {}, []  # by setting its ratio over all cases; sentences on settings that have none
+    for setting, of_setting in by_setting.items():
+        without_ratio = [row.cell for _, row in of_setting if not _has_ratio(row)]
+        if not without_ratio:
+            ratios[setting] = _over_cases(of_setting, run.margin)
+            continue
+        reasons = sorted({"not compared" if cell.time_us else cell.status for cell in without_ratio})
+        where = f" in {len(without_ratio)} of {all_cases}" if several else ""
+        failed.append(f"{setting}: {' or '.join(reasons)}{where}")
+
     enough = 1 + run.margin
-    if better := [name for name, of in over.items() if of.verdict == "faster" and of.ratio > enough]:
-        best = max(better, key=lambda name: over[name].ratio)
-        faster, slower = (_cases(by_setting[best], word) for word in ("faster", "slower"))
-        told = [f"{best}: {ratio_text(over[best])}{how}"]
-        told[0] += f", faster in {len(faster)} of {whole}" if several else ""
-        return "; ".join([*told, *(f"but slower for {', '.join(slower)}" for _ in slower[:1]), *failed])
-    judged = {name: of for name, of in over.items() if of.verdict in ("faster", "slower")}
-    notes = [f"{name} is {of.verdict}, {ratio_text(of)}{how}" for name, of in judged.items()]
-    helped = {name: ", ".join(_cases(by_setting[name], "faster")) for name in over if several}
-    notes += [*(f"{name} is faster for {cases}" for name, cases in helped.items() if cases), *failed]
-    unknown = [of for of in over.values() if of.verdict == "unclear" and of.high > enough]
-    reach = max((max(of.high - 1, 1 - of.low) for of in over.values()), default=0.0)
-    if not over:
-        answer = f"leave it: no other setting has a time{' in every case' if several else ''}"
-    elif unknown:
-        widest = max(unknown, key=lambda of: of.high / of.low if of.low else math.inf)
-        ends = uncertain_ratio(widest.ratio, widest.low, widest.high)[1].strip("()")
-        why = f"the widest interval is {ends}" if ends else "too few rounds for an interval"
-        answer = f"not known: {why}; {_more(done)}"
-    elif not judged and (reach <= run.margin or all(of.verdict == "same" for of in over.values())):
-        answer = f"leave it: {', '.join(over) if failed else 'all'} within {_percent(max(reach, run.margin))}"
-    else:
-        clearly = "clearly " if any(of.high > enough for of in over.values()) else ""
-        answer = f"leave it: no other setting {clearly}brings {_percent(run.margin)}"
-    return "; ".join([answer, *notes])
+    better = [name for name, ratio in ratios.items() if ratio.verdict == "faster" and ratio.ratio > enough]
+    if better:
+        best = max(better, key=lambda name: ratios[name].ratio)
+        advice = f"{best}: {ratio_text(ratios[best])}{summed}"
+        if several:
+            advice += f", faster in {len(_cases_where('faster', by_setting[best]))} of {all_cases}"
+        slower = _cases_where("slower", by_setting[best])
+        but = [f"but slower for {', '.join(slower)}"] if slower else []
+        return "; ".join([advice, *but, *failed])
+
+    notes = []
+    judged = {name: ratio for name, ratio in ratios.items() if ratio.verdict in ("faster", "slower")}
+    notes += [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
+    for name in ratios:
+        faster = _cases_where("faster", by_setting[name])
+        if several and faster:
+            notes.append(f"{name} is faster for {', '.join(faster)}")
+    return "; ".join([_no_advice(ratios, run.margin, several, bool(failed), done), *notes, *failed])
 
 
-def _overall(pairs: Pairs, margin: float) -> Comparison:
-    """How many times as fast as the first setting another one is for all cases together. The interval has
-    the noise in it. `same` is said only where the noise is within the margin."""
+def _no_advice(
+    ratios: dict[str, Comparison], margin: float, several: bool, some_failed: bool, done: Sequence[CaseDone]
+) -> str:
+    """Why no setting is recommended: none has a time, or the intervals are too wide, or all are within the
+    margin, or none is known to bring more than the margin.
+
+    ratios:  by setting, over all cases; of settings that have a ratio in each case
+    several: whether there are several cases
+    """
+    if not ratios:
+        return f"leave it: no other setting has a time{' in every case' if several else ''}"
+    enough = 1 + margin
+    unknown = [ratio for ratio in ratios.values() if ratio.verdict == "unclear" and ratio.high > enough]
+    if unknown:
+        widest = max(unknown, key=lambda ratio: ratio.high / ratio.low if ratio.low else math.inf)
+        _, interval = ratio_and_interval(widest.ratio, widest.low, widest.high)
+        reason = "too few rounds for an interval"
+        if interval:
+            reason = f"the widest interval is {interval.strip('()')}"
+        return f"not known: {reason}; {_what_would_tell(done)}"
+    farthest = max(max(ratio.high - 1, 1 - ratio.low) for ratio in ratios.values())
+    verdicts = {ratio.verdict for ratio in ratios.values()}
+    if verdicts == {"same"} or (farthest <= margin and not verdicts & {"faster", "slower"}):
+        settings = ", ".join(ratios) if some_failed else "all"
+        return f"leave it: {settings} within {_percent(max(farthest, margin))}"
+    clearly = "clearly " if any(ratio.high > enough for ratio in ratios.values()) else ""
+    return f"leave it: no other setting {clearly}brings {_percent(margin)}"
+
+
+def _over_cases(pairs: Pairs, margin: float) -> Comparison:
+    """How many times as fast as the first setting another one is for all cases together. The interval is
+    widened by the noise. The verdict is `same` only if the noise is within the margin.
+
+    pairs: their rows have verdicts
+    """
     verdicts = [row.verdict for _, row in pairs if row.verdict]
-    again = [(of, of.noise.samples) for of, _ in pairs if of.noise and of.noise.samples.seconds]
-    noise = max(math.inf if v.noise is None else v.noise for v in verdicts)
-    if len(again) == len(pairs) > 1:
-        noise = noise_of(total_ratio(_times(again)))
-    times = _times((of, row.cell.samples) for of, row in pairs)
-    of_all = total_ratio(times, noise=noise, margin=margin, confidence=max(v.confidence for v in verdicts))
-    word = "unclear" if of_all.verdict == "same" and noise > margin else of_all.verdict
-    return Comparison(of_all.ratio, of_all.low / (1 + noise), of_all.high * (1 + noise), word)
+    noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
+    reruns = [
+        (comparison, comparison.noise.samples)
+        for comparison, _ in pairs
+        if comparison.noise and comparison.noise.samples.seconds
+    ]
+    if len(reruns) == len(pairs) > 1:  # that of the A/A pairs of all cases together
+        noise = noise_of(total_ratio(_times(reruns)))
+    confidence = max(verdict.confidence for verdict in verdicts)
+    times = _times((comparison, row.cell.samples) for comparison, row in pairs)
+    ratio = total_ratio(times, noise=noise, margin=margin, confidence=confidence)
+    word = "unclear" if ratio.verdict == "same" and noise > margin else ratio.verdict
+    return Comparison(ratio.ratio, ratio.low / (1 + noise), ratio.high * (1 + noise), word)
 
 
 def _times(pairs: Iterable[tuple[SettingComparison, Samples]]) -> list[tuple[float, Times, Times]]:
-    cells = ((of.baseline.cell, samples) for of, samples in pairs)
+    """For each case its weight, the times in the samples, and those under the first setting."""
+    cells = ((comparison.baseline.cell, samples) for comparison, samples in pairs)
     return [(cell.weight, samples.by_round, cell.samples.by_round) for cell, samples in cells]
 
 
-def _more(done: Sequence[CaseDone]) -> str:
-    ended = any("budget" in case.stopped for case in done)
-    return "give a longer --budget" if ended else "a quieter machine may tell, a longer --budget would not"
+def _what_would_tell(done: Sequence[CaseDone]) -> str:
+    if any("budget" in case.stopped for case in done):
+        return "give a longer --budget"
+    return "a quieter machine may tell, a longer --budget would not"
 
 
 def _percent(share: float) -> str:
-    """Rounded up to a tenth."""
+    """Rounded up to a tenth of a percent; `round` first, so that 2 % of binary digits stay 2 %."""
     return f"{math.ceil(round(1000 * share, 6)) / 10:g} %"
 
 
@@ -138,5 +179,5 @@ def _has_ratio(row: Row) -> bool:
     return row.verdict is not None and row.verdict.ratio is not None
 
 
-def _cases(pairs: Pairs, word: str) -> list[str]:
-    return [row.cell.case for _, row in pairs if row.word == word]
+def _cases_where(verdict: str, pairs: Pairs) -> list[str]:
+    return [row.cell.case for _, row in pairs if row.word == verdict]

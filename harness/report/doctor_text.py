@@ -1,4 +1,4 @@
-"""What `doctor` and `doctor --bind` print."""
+"""The text of `doctor`, and the table of `doctor --bind`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from harness.report.terminal import WIDTH
+from harness.report.terminal import line_width
 from harness.report.text import duration, significant
 
 if TYPE_CHECKING:
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from harness.files import JsonObject
 
-LABEL = 20  # the least width of the column of labels
-STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}
+MIN_LABEL_WIDTH = 20  # characters of the column of labels
+STATUS_STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}  # of RowBinding.status
 
-Lines = list[tuple[str, str]]  # (label, text) of each line; an empty label makes an item of a list
+Lines = list[tuple[str, str]]  # label and text of each line; a text with an empty label is an item of a list
 
 
 def doctor_text(facts: JsonObject) -> str:
-    """The facts of `harness.doctor.examine` as text. Empty parts are left out."""
+    """The facts of `harness.doctor.examine` as text, in titled groups of lines; empty groups are left out."""
     groups = (
         ("machine", _machine(facts["machine"], facts["devices"], facts["ceilings"].get("reach", 0))),
         ("libraries", _libraries(facts["libraries"])),
         ("best measured here", _ceilings(facts["ceilings"])),
         ("datasheet", _datasheet(facts["datasheet"])),
-        ("instruments", _noise(facts["instruments"])),
-        ("conditions", [_condition(name, text) for name, text in facts["conditions"].items()]),
+        ("instruments", _instruments(facts["instruments"])),
+        ("conditions", [_condition(name, value) for name, value in facts["conditions"].items()]),
         ("runs here", _runs(facts["runs here"])),
         ("what would improve it", [("", line) for line in facts["what would improve it"]]),
     )
@@ -39,44 +39,47 @@ def doctor_text(facts: JsonObject) -> str:
 
 def _aligned(lines: Lines) -> str:
     """Labels in one column and their texts, broken into lines, in the next."""
-    parts = []
-    width = max(LABEL, *(len(label) + 2 for label, _ in lines))
+    paragraphs = []
+    width = max(MIN_LABEL_WIDTH, *(len(label) + 2 for label, _ in lines))
     for label, text in lines:
         start = f"  {label:<{width}}" if label else "  - "
-        wrapper = textwrap.TextWrapper(WIDTH, start, " " * len(start))
+        wrapper = textwrap.TextWrapper(line_width(), start, " " * len(start))
         wrapper.break_long_words = wrapper.break_on_hyphens = False
-        parts.append(wrapper.fill(text))
-    return "\n".join(parts)
+        paragraphs.append(wrapper.fill(text))
+    return "\n".join(paragraphs)
 
 
-UNITS = {"mhz": "MHz", "percent": "%", "c": "°C", "w": "W"}
+UNITS = {"mhz": "MHz", "percent": "%", "c": "°C", "w": "W"}  # the end of a condition's name -> its unit
 
 
-def _condition(name: str, text: str) -> tuple[str, str]:
-    """`steal_percent`, `0` -> `steal`, `0 %`; a text that is no number has no unit."""
-    words, _, unit = name.rpartition("_")
+def _condition(name: str, value: str) -> tuple[str, str]:
+    """`steal_percent`, `0` -> `steal`, `0 %`; a value that is no number gets no unit."""
+    label, _, unit = name.rpartition("_")
     if unit not in UNITS:
-        return name.replace("_", " "), text
-    words = words.replace("_", " ").replace("others", "other processes")
-    return words, f"{text} {UNITS[unit]}" if text[:1].isdigit() else text
+        return name.replace("_", " "), value
+    label = label.replace("_", " ").replace("others", "other processes")
+    return label, f"{value} {UNITS[unit]}" if value[:1].isdigit() else value
 
 
-def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:
+def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) -> Lines:
+    """devices: descriptions by name
+    reach_bytes: see catalogue.devices.Ceilings.reach; 0: not known"""
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:  # `cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`
-        said = []
-        for what, group in groupby(devices, devices.__getitem__):
-            first, *others = group
-            said.append(f"{first}{f' to {others[-1]}' if others else ''}: {what}")
-        lines.append(("all devices", "; ".join(said)))
+        ranges = []
+        for description, names in groupby(devices, lambda name: devices[name]):
+            first, *others = names
+            name_range = f"{first} to {others[-1]}" if others else first
+            ranges.append(f"{name_range}: {description}")
+        lines.append(("all devices", "; ".join(ranges)))
     if "device_memory" in machine:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
-    cache, known = machine.get("last_level_cache"), "unknown"
-    if cache:
-        known = f"{cache / (1 << 20):.0f} MiB"
-        if 0 < reach < cache:
-            known += f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory"
-    lines.append(("last-level cache", known))
+    cache_bytes, cache_text = machine.get("last_level_cache"), "unknown"
+    if cache_bytes:
+        cache_text = f"{cache_bytes / (1 << 20):.0f} MiB"
+        if 0 < reach_bytes < cache_bytes:
+            cache_text += f"; reading from {reach_bytes / (1 << 20):.0f} MiB is no faster than memory"
+    lines.append(("last-level cache", cache_text))
     lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
         lines.append(("driver", machine["driver"]))
@@ -92,8 +95,12 @@ def _libraries(libraries: Mapping[str, str]) -> Lines:
             others.append((f"not {name}", version))
         else:
             installed.append(f"{name} {version}")
-    groups = [("installed", installed), ("missing", missing)]
-    return [*((label, ", ".join(names)) for label, names in groups if names), *others]
+    lines = []
+    if installed:
+        lines.append(("installed", ", ".join(installed)))
+    if missing:
+        lines.append(("missing", ", ".join(missing)))
+    return lines + others
 
 
 def _ceilings(ceilings: JsonObject) -> Lines:
@@ -110,8 +117,10 @@ def _ceilings(ceilings: JsonObject) -> Lines:
     ]
 
 
-def _bandwidth(rate: float) -> str:
-    return f"{significant(rate / 1e12)} TB/s" if rate >= 1e12 else f"{significant(rate / 1e9)} GB/s"
+def _bandwidth(bytes_per_s: float) -> str:
+    if bytes_per_s >= 1e12:
+        return f"{significant(bytes_per_s / 1e12)} TB/s"
+    return f"{significant(bytes_per_s / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:
@@ -124,7 +133,8 @@ def _datasheet(entries: list[JsonObject]) -> Lines:
     return lines
 
 
-def _noise(instruments: JsonObject) -> Lines:
+def _instruments(instruments: JsonObject) -> Lines:
+    """The steps of the clock, and the noise of each workload that was prepared twice."""
     if "problem" in instruments:
         return [("not measured", instruments["problem"])]
     lines = []
@@ -138,6 +148,7 @@ def _noise(instruments: JsonObject) -> Lines:
 
 
 def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
+    """What the A/A pair of a workload shows."""
     ratio, low, high = (pair[name] for name in ("ratio", "low", "high"))
     if ratio is None or low is None or high is None:
         return f"too few rounds of the {workload} to tell"
@@ -147,19 +158,24 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:
-    """A line for each op; implementations that are timed come first."""
+    """A line for each op with its implementations, by how they run; those that are `timed` come first.
+
+    runs: `OP IMPLEMENTATION` -> `timed` or `checked only`
+    """
     by_op: dict[str, dict[str, list[str]]] = {}
     for name, how in runs.items():
         op, implementation = name.split(" ", 1)
         by_op.setdefault(op, {}).setdefault(how, []).append(implementation)
-    return [
-        (op, "; ".join(f"{how}: {', '.join(ways[how])}" for how in sorted(ways, reverse=True)))
-        for op, ways in by_op.items()
-    ]
+    lines = []
+    for op, by_how in by_op.items():
+        groups = [f"{how}: {', '.join(by_how[how])}" for how in sorted(by_how, reverse=True)]
+        lines.append((op, "; ".join(groups)))
+    return lines
 
 
 def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
-    """Which rows bind: a line for each that breaks, then a table for each release.
+    """Which rows can call releases of their libraries: a line for each row that breaks, then for each release
+    a table of the other rows.
 
     rows: the fields of `harness.doctor.bindings.RowBinding`
     """
@@ -174,23 +190,26 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
         if row["status"] == "breaks":
             name = f"{row['library']} {row['version']}: {row['op']} {row['implementation']} "
             text = Text(name, no_wrap=True, overflow="ignore")
-            parts.append(text.append("breaks", STYLES["breaks"]).append(f": {row['reason']}"))
-    for (library, version), mine in grouped(rows, lambda row: (row["library"], row["version"])).items():
-        counts = Counter(row["status"] for row in mine)
+            text.append("breaks", STATUS_STYLES["breaks"])
+            parts.append(text.append(f": {row['reason']}"))
+    for (library, version), of_release in grouped(rows, lambda row: (row["library"], row["version"])).items():
+        counts = Counter(row["status"] for row in of_release)
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-        read = mine[0]["last_read"]
-        newer = f"; newer than {read}, the last that was read" if read else ""
+        last_read = of_release[0]["last_read"]
+        newer = f"; newer than {last_read}, the last that was read" if last_read else ""
         if parts:
             parts.append("")
         parts.append(Text(f"{library} {version}: {summary}{newer}", "bold"))
-        fit = [row for row in mine if row["status"] != "breaks"]
-        if fit:
+        unbroken = [row for row in of_release if row["status"] != "breaks"]
+        if unbroken:
             columns: Columns = {
-                Column("op"): [row["op"] for row in fit],
-                Column("implementation"): [row["implementation"] for row in fit],
-                Column("calls"): [Text(row["status"], STYLES.get(row["status"], "")) for row in fit],
-                Column("reason", wraps=True): [row["reason"] for row in fit],
-                Column("without", wraps=True, spare=1): [row["without"] for row in fit],
+                Column("op"): [row["op"] for row in unbroken],
+                Column("implementation"): [row["implementation"] for row in unbroken],
+                Column("calls"): [
+                    Text(row["status"], STATUS_STYLES.get(row["status"], "")) for row in unbroken
+                ],
+                Column("reason", wraps=True): [row["reason"] for row in unbroken],
+                Column("without", wraps=True, spare=1): [row["without"] for row in unbroken],
             }
             parts.append(as_table(columns))
     return Group(*parts)

@@ -20,10 +20,10 @@ from shapes.case import text_of
 Key = TypeVar("Key", bound=Hashable)
 
 SIZES_OF_A_STEP = ("m", "tokens", "batch", "ctx", "new", "prefix")
-"""The sizes that differ between steps; the others identify a layer."""
+"""The sizes that differ between the steps of an engine; the others identify a layer."""
 
 SIZES_NOT_SHOWN = ("fp8", "scales", "routing", "topk", "hidden", "dtype", "page", "model_len")
-"""These sizes select no entry of a table, or they are the same in all deployments."""
+"""Sizes by which no entry of a table is selected, or that are the same in all deployments."""
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -31,10 +31,11 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 @dataclass(frozen=True)
 class Section:
     """A rich renderable: a heading and notes. Lines break between words only, so that names of kernels and
-    files stay whole; names of SGLang's files have a blank between brackets."""
+    files stay whole. A blank between brackets is no place for a break, as names of SGLang's files have
+    one."""
 
     heading: str
-    notes: Sequence[str]
+    notes: Sequence[str]  # of one or several lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.heading, "bold")
@@ -47,19 +48,23 @@ class Section:
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
-    """entries: the table has a row for each shape, with its entry, instead of a row for each layer."""
-    files = _files(view)
+    """What an engine runs: what was asked, a summary for each op, a table, notes, and hints.
+
+    entries: the table has a row for each shape, with its entry, instead of a row for each layer
+    """
+    file_numbers = _file_numbers(view)
     parts: list[RenderableType] = [
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),
-        _entries(view, files) if entries else _layers(view),
+        _entries(view, file_numbers) if entries else _layers(view),
     ]
-    labelled = notes(view)
-    if entries and files:
-        listed = [f"{number}: {file}" for file, number in files.items()]
-        labelled = {"files of the entries": listed} | labelled
-    for label, lines in labelled.items():
-        parts += ["", Section(label, lines)]
-    hints = ["--entries shows the entry of each shape"] if view.libraries and not entries else []
+    if entries and file_numbers:
+        files = [f"{number}: {file}" for file, number in file_numbers.items()]
+        parts += ["", Section("files of the entries", files)]
+    for label, of_label in notes(view).items():
+        parts += ["", Section(label, of_label)]
+    hints = []
+    if view.libraries and not entries:
+        hints.append("--entries shows the entry of each shape")
     if any(shape.state == "fallback" for shape in view.shapes):
         hints.append("--write DIR writes the misses for the tuner")
         hints.append("a miss is not yet a loss: `run` and `toggle` measure it")
@@ -70,7 +75,7 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 
 def notes(view: EngineView) -> dict[str, list[str]]:
     """Heading -> notes, of one or several lines; the largest shares of the time come first."""
-    labelled = {
+    by_heading = {
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
         "no row": _no_rows(view.shapes),
@@ -78,40 +83,42 @@ def notes(view: EngineView) -> dict[str, list[str]]:
         "problems in the tables": [str(problem) for problem in view.problems],
         "note": [*_lookup_notes(view.shapes), *view.notes],
     }
-    return {label: lines for label, lines in labelled.items() if lines}
+    return {heading: lines for heading, lines in by_heading.items() if lines}
 
 
 def heading(view: EngineView) -> list[str]:
+    """Two lines: the engine, the device and the deployment; and the tables that were read."""
     asked, target = view.request, view.target
     units = "CUs" if target.arch.startswith("gfx") else "SMs"
     device = f"{target.arch}, {target.units} {units}" if target.units else target.arch
-    how = [f"--tp {asked.tp}"]
+    options = [f"--tp {asked.tp}"]
     if asked.ep > 1:
-        how.append(f"--ep {asked.ep}")
+        options.append(f"--ep {asked.ep}")
     if asked.dp_attention:
-        how.append("--dp-attention")
+        options.append("--dp-attention")
     if asked.drafts:
-        how.append(f"--drafts {asked.drafts}")
-    how += [as_given(name, value) for name, value in asked.given.items()]
-    read = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
-    served = f"{asked.model.name} {' '.join(how)}, KV cache in {asked.kv}"
-    tables = f"tables of {read}" if read else "no tuned table is asked"
+        options.append(f"--drafts {asked.drafts}")
+    options += [as_given(name, value) for name, value in asked.given.items()]
+    libraries = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
+    served = f"{asked.model.name} {' '.join(options)}, KV cache in {asked.kv}"
+    tables = f"tables of {libraries}" if libraries else "no tuned table is asked"
     return [f"{view.release} on {view.device} ({device}): {served}", f"{tables}; untested on hardware"]
 
 
 def summary(view: EngineView) -> list[str]:
-    """For each op: how many of the shapes that look into a table are tuned, and what part of their time."""
+    """A line for each op: its share of the time, how many of the shapes that are looked up in a table are
+    tuned, and which share of their time these take."""
     lines = []
     for op, shapes in _by_key(view.shapes, lambda shape: shape.call.op):
-        asked = [shape for shape in shapes if shape.asks_table]
+        looked_up = [shape for shape in shapes if shape.asks_table]
         text = "no tuned table decides"
-        if asked:
-            tuned = [shape for shape in asked if shape.found.entry]
-            part = _share(tuned) / _share(asked)
-            text = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
+        if looked_up:
+            tuned = [shape for shape in looked_up if shape.found.entry]
+            tuned_share = _share(tuned) / _share(looked_up)
+            text = f"{len(tuned)} of {len(looked_up)} shapes tuned, {tuned_share:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
-    left_out = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
-    return lines + [f"{op}: not in these shares, see the note" for op in sorted(left_out)]
+    without_shapes = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
+    return lines + [f"{op}: not in these shares, see the note" for op in sorted(without_shapes)]
 
 
 def _layers(view: EngineView) -> FittingTable:
@@ -122,24 +129,26 @@ def _layers(view: EngineView) -> FittingTable:
         Column("not at", spare=2),
     )  # fmt: skip
 
-    def layer(shape: Shape) -> tuple[str, str, str, str, str]:
+    def layer_key(shape: Shape) -> tuple[str, str, str, str, str]:
         return shape.call.op, shape.call.place, layer_text(shape), shape.row, shape.decided_in
 
     rows = []
-    for (op, place, sizes, row, decided), shapes in _by_key(view.shapes, layer):
-        asked = [shape for shape in shapes if shape.asks_table]
-        misses = [shape for shape in asked if not shape.found.entry]
+    for (op, place, sizes, row, decided_in), shapes in _by_key(view.shapes, layer_key):
+        looked_up = [shape for shape in shapes if shape.asks_table]
+        misses = [shape for shape in looked_up if not shape.found.entry]
         tokens = [shape.tokens for shape in shapes]
-        span = f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
-        tuned = f"{len(asked) - len(misses)} of {len(asked)}" if asked else ""
-        not_at = _listed(shape.tokens for shape in misses) if len(misses) < len(asked) else ""
-        file = decided.rpartition("/")[2]
+        token_range = f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
+        tuned = f"{len(looked_up) - len(misses)} of {len(looked_up)}" if looked_up else ""
+        not_at = ""  # where all are misses, `0 of N` says it
+        if len(misses) < len(looked_up):
+            not_at = _listed(shape.tokens for shape in misses)
+        _, _, file = decided_in.rpartition("/")
         share = f"{_share(shapes):.1%}"
-        rows.append((share, op, place, sizes, span, row or "no row", file, tuned, not_at))
+        rows.append((share, op, place, sizes, token_range, row or "no row", file, tuned, not_at))
     return FittingTable(columns, rows)
 
 
-def _entries(view: EngineView, files: dict[str, int]) -> FittingTable:
+def _entries(view: EngineView, file_numbers: dict[str, int]) -> FittingTable:
     """A row for each shape; the largest shares of the time come first."""
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"), Column("runs"),
@@ -149,24 +158,25 @@ def _entries(view: EngineView, files: dict[str, int]) -> FittingTable:
     rows = []
     for shape in by_share(view.shapes):
         entry = shape.found.entry
-        cells = ("", "", shape.state, "")
+        entry_cells = ("", "", shape.state, "")
         if entry:
             us = f"{entry.us:.4g}" if entry.us else ""
-            cells = (str(entry.m), us, f"{files[entry.file]}:{entry.line}", entry.kernel)
-        shown = {name: size for name, size in shape.sizes.items() if name not in SIZES_NOT_SHOWN}
+            entry_cells = (str(entry.m), us, f"{file_numbers[entry.file]}:{entry.line}", entry.kernel)
+        sizes = text_of({name: size for name, size in shape.sizes.items() if name not in SIZES_NOT_SHOWN})
         row = shape.row or "no row"
-        rows.append((f"{shape.share:.2%}", shape.call.op, shape.call.place, text_of(shown), row, *cells))
+        rows.append((f"{shape.share:.2%}", shape.call.op, shape.call.place, sizes, row, *entry_cells))
     return FittingTable(columns, rows)
 
 
-def _files(view: EngineView) -> dict[str, int]:
-    """File of an entry -> its number, which stands for it in a table, as the names are too long."""
+def _file_numbers(view: EngineView) -> dict[str, int]:
+    """File of an entry -> the number that stands for it in a table, where its name would be too long."""
     files = dict.fromkeys(shape.found.entry.file for shape in by_share(view.shapes) if shape.found.entry)
     return {file: number for number, file in enumerate(files, 1)}
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes without an entry. Tables whose misses all run the same share one note."""
+    """What runs for the shapes that have no entry. Tables whose misses all run the same kernel share a
+    note."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
     fallbacks_of: dict[str, set[str]] = {}
     for shape in misses:
@@ -180,36 +190,39 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
     lines = []
     for (op, row, _), group in _by_key(misses, note_key):
         table, *others = dict.fromkeys(shape.found.table for shape in group)
-        more = f" and {len(others)} more like it" if others else ""
+        tables = f"{table} and {len(others)} more like it" if others else table
         count = counted(len(group), "shape")
-        what = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {table}{more}"
+        miss = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {tables}"
         fallbacks = _by_key(group, lambda shape: shape.found.fallback)
         if len(fallbacks) == 1:
-            lines.append(f"{what}; runs {fallbacks[0][0]}")
+            [(fallback, _)] = fallbacks
+            lines.append(f"{miss}; runs {fallback}")
         else:
             by_tokens = [f"  {_tokens(shapes)}: runs {fallback}" for fallback, shapes in fallbacks]
-            lines.append("\n".join([what, *by_tokens]))
+            lines.append("\n".join([miss, *by_tokens]))
     return lines
 
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
     """Why the engine runs something that no implementation of the suite does."""
-    without = [shape for shape in shapes if not shape.row]
+    without_row = [shape for shape in shapes if not shape.row]
     lines = []
-    for (op, why, decided), group in _by_key(without, lambda s: (s.call.op, s.why, s.decided_in)):
-        where = f" ({decided})" if decided else ""
-        lines.append(f"{op}, {_share(group):.1%} of the time: {why}{where}")
+    for (op, why, decided_in), group in _by_key(without_row, lambda s: (s.call.op, s.why, s.decided_in)):
+        source = f" ({decided_in})" if decided_in else ""
+        lines.append(f"{op}, {_share(group):.1%} of the time: {why}{source}")
     return lines
 
 
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
-    """What decides where no table does, if that is known."""
-    without = [shape for shape in shapes if shape.state == "no table"]
-    groups = _by_key(without, lambda shape: (shape.call.op, shape.row))
-    return [f"{op} {row}: {text}" for (op, row), _ in groups if (text := decides_without(op, row))]
+    """What chooses the configurations of rows that have no table, if that is known."""
+    without_table = [shape for shape in shapes if shape.state == "no table"]
+    groups = _by_key(without_table, lambda shape: (shape.call.op, shape.row))
+    deciding = [(op, row, decides_without(op, row)) for (op, row), _ in groups]
+    return [f"{op} {row}: {text}" for op, row, text in deciding if text]
 
 
 def _defects(shapes: Sequence[Shape]) -> list[str]:
+    """The known defects of the rows that run."""
     pairs = [((defect, shape.call.op, shape.row), shape) for shape in shapes for defect in shape.defects]
     return [
         f"{op} {row}: {defect}: {counted(len(group), 'shape')}, {_share(group):.1%} of the time"
@@ -218,16 +231,17 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
 
 
 def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
-    """The notes of look-ups, and the number of shapes that each is about. Notes that differ only in the
-    numbers of tokens at their end become one line."""
+    """The notes of look-ups, with the number of shapes that each is about. Notes that differ only in the
+    numbers of tokens at their end, after ` for `, become one line."""
     pairs = []
-    tokens: dict[tuple[str, str], set[int]] = {}
+    tokens: dict[tuple[str, str], set[int]] = {}  # by op and start of the note
     for shape in shapes:
         for note in shape.found.notes:
             start = re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
             key = shape.call.op, start
             pairs.append((key, shape))
-            tokens.setdefault(key, set()).update(map(int, re.findall(r"\d+", note.removeprefix(start))))
+            numbers = re.findall(r"\d+", note.removeprefix(start))
+            tokens.setdefault(key, set()).update(map(int, numbers))
     lines = []
     for (op, start), group in _grouped(pairs):
         count = f" ({len(group)} shapes)" if len(group) > 1 else ""
@@ -236,6 +250,7 @@ def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
 
 
 def by_share(shapes: Iterable[Shape]) -> list[Shape]:
+    """The shapes, those with the largest share of the time first."""
     return sorted(shapes, key=lambda shape: -shape.share)
 
 
@@ -244,11 +259,12 @@ def _share(shapes: Iterable[Shape]) -> float:
 
 
 def _by_key(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> list[tuple[Key, list[Shape]]]:
+    """The shapes grouped by a key; the groups with the largest share of the time come first."""
     return _grouped((key(shape), shape) for shape in shapes)
 
 
 def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
-    """Shapes by their key; the groups with the largest share of the time come first."""
+    """As `_by_key`, from pairs of a key and a shape: a shape may be in several groups."""
     groups: dict[Key, list[Shape]] = {}
     for key, shape in pairs:
         groups.setdefault(key, []).append(shape)
@@ -256,9 +272,9 @@ def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]
 
 
 def layer_text(shape: Shape) -> str:
-    """The sizes of the layer that calls a shape."""
-    left_out = (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)
-    return text_of({name: size for name, size in shape.sizes.items() if name not in left_out})
+    """The sizes of the layer that calls a shape, as text."""
+    other_sizes = (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)
+    return text_of({name: size for name, size in shape.sizes.items() if name not in other_sizes})
 
 
 def _tokens(shapes: Iterable[Shape]) -> str:
@@ -270,42 +286,43 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(numbers))))
 
 
-FACTS = (
+CSV_COLUMNS = (
     "op", "sizes", "share", "row", "decided_in", "table", "entry_file", "entry_line", "entry_key", "entry_m",
     "entry_kernel", "entry_us", "fallback", "defects", "step", "place", "why", "notes",
 )  # fmt: skip
-"""The columns of CSV."""
 
 
 def flat(shape: Shape) -> dict[str, Any]:
-    """FACTS of a shape: sizes as text, defects and notes separated by semicolons, None for what it lacks."""
+    """A value of a shape for each of CSV_COLUMNS: sizes as text, defects and notes separated by semicolons,
+    None for what the shape lacks."""
     facts = shape.facts()
     entry = facts.pop("entry") or {}
     facts |= {f"entry_{name}": value for name, value in entry.items()}
     facts |= {name: "; ".join(facts[name]) for name in ("defects", "notes")}
-    return {name: facts.get(name) for name in FACTS} | {"sizes": text_of(shape.sizes)}
+    return {name: facts.get(name) for name in CSV_COLUMNS} | {"sizes": text_of(shape.sizes)}
 
 
 def engine_csv(view: EngineView) -> str:
     import pandas
 
     rows = [flat(shape) for shape in view.shapes]
-    return pandas.DataFrame(rows, columns=FACTS, dtype=object).to_csv(index=False)
+    return pandas.DataFrame(rows, columns=CSV_COLUMNS, dtype=object).to_csv(index=False)
 
 
-def changes_text(compared: Changes) -> str:
-    """The changed shapes, the largest shares of the time first, and below each what runs before and after.
-    Shapes of one layer that change alike share one entry."""
-    library = compared.library
-    versions = [view.libraries[library] for view in (compared.before, compared.after)]
+def changes_text(changes: Changes) -> str:
+    """The shapes that change between two versions of a library, the largest shares of the time first, and
+    below each what runs before and after. Shapes of one layer that change alike share one entry."""
+    library = changes.library
+    versions = [view.libraries[library] for view in (changes.before, changes.after)]
+    deployment, _ = heading(changes.after)
     lines = [
-        heading(compared.after)[0],
-        f"{library} {' -> '.join(versions)}: {len(compared.changes)} of {compared.asked} shapes run another "
+        deployment,
+        f"{library} {' -> '.join(versions)}: {len(changes.changes)} of {changes.asked} shapes run another "
         "kernel or configuration",
         "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
     pairs = []
-    for old, new in compared.changes:
+    for old, new in changes.changes:
         layer = f"{new.call.op} {new.call.place} {layer_text(new)}"
         pairs.append(((layer, old.runs, new.runs), new))
     for (layer, before, after), shapes in _grouped(pairs):

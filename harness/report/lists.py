@@ -1,7 +1,5 @@
-"""Lists of what there is: ops, implementations, cases, suites, models, linears, published figures, flags,
-recipes.
-
-They are made without importing torch.
+"""The lists of the command `list`: ops, implementations, cases, suites, models, linears, published figures,
+flags, recipes. They are made without importing torch.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import kernels
 from harness.catalogue.architectures import evidence
 from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
-from harness.catalogue.recipes import Recipe, recipes, setters
+from harness.catalogue.recipes import Recipe, Variable, recipes, setters
 from harness.errors import UsageError
 from harness.paths import command
 from harness.plan.select import choose_cases
@@ -34,52 +32,43 @@ from shapes.linears import linears
 from shapes.models import model, models
 from shapes.suites import suite, suites
 
-ALL = "all"
+ALL = "all"  # as `--suite`: the cases of all suites
 INDENT = "    "
 
 Row = Mapping[str, object]
-
-
 Listing = tuple[Sequence[Row], Callable[[], RenderableType]]
-"""The objects of JSON; and a function that makes the same for people."""
+"""A list as objects for JSON, and a function that makes the text for people."""
 
 
 def listing(
-    what: str, ops: Sequence[str], platform: Platform, suite_name: str | None, every: bool = False
+    what: str, ops: Sequence[str], platform: Platform, suite_name: str | None, all_flags: bool = False
 ) -> Listing:
-    """One of the lists that the command `list` names. If the platform is not this machine, only its own flags
-    and recipes are listed. Raises UsageError for an unknown suite.
+    """The list of the command `list WHAT`. If the platform is not this machine, only its own flags and
+    recipes are listed. Raises UsageError for an unknown suite.
 
-    every: for people, too, all flags and not only those that recipes and guides set
+    all_flags: the text has all flags, as the JSON has, and not only those that recipes and guides set
     """
     if what == "impls":
         rows = _implementations(ops, platform)
-        verb = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"
-        return rows, lambda: _by_reason(rows, platform, verb)
+        predicate = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"
+        return rows, lambda: _by_reason(rows, platform, predicate)
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
-        return rows, lambda: _titled(_by_suite(rows))
+        return rows, lambda: _titled_tables(_by_suite(rows))
     if what == "flags":
-        flags = _flags(ops, *(("", "") if platform.here else (platform.kind, platform.arch)))
+        flags = _flags(ops) if platform.here else _flags(ops, platform.kind, platform.arch)
         rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
-        last = _all_flags(flags) if every else _more_of_flags(ops, platform)
-        return rows, lambda: "\n".join([*_first_flags(ops, platform), *last])
+        end = _all_flags(flags) if all_flags else _hints_on_flags(ops, platform)
+        return rows, lambda: "\n".join([*_first_flags(ops, platform), *end])
     if what == "recipes":
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
         return [asdict(recipe) for recipe in listed], lambda: text
     if what == "models":
-        named = [model(name) for name in models()]
-        rows = [
-            {"model": m.name, "source": m.source, "MTP layers, left out": m.num_nextn_predict_layers,
-             "not modelled": m.not_modelled}
-            for m in named
-        ]  # fmt: skip
-        lines = []
-        for m in named:
-            mtp = f"MTP layers, left out: {m.num_nextn_predict_layers}" if m.num_nextn_predict_layers else ""
-            lines += [m.name, *_wrapped([m.source, *m.not_modelled, mtp])]
-        return rows, lambda: "\n".join(lines)
+        return _models()
+    if what == "published":  # for all devices
+        rows = _published(ops)
+        return rows, lambda: _titled_tables(_by_source(rows))
     if what == "ops":
         rows = [
             {
@@ -93,47 +82,31 @@ def listing(
         ]
     elif what == "suites":
         rows = [{"suite": s.name, "description": s.description} for s in suites().values()]
-    elif what == "linears":
-        # Every linear of DeepSeek-R1 on one rank; block_scale_gemm computes those of kind fp8 block-scale.
+    else:  # linears: those of DeepSeek-R1 on one rank; block_scale_gemm computes the kind fp8 block-scale
         rows = [
             {"parallel": parallel.text, **asdict(linear)}
             for parallel in (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
             for linear in linears(model(R1), parallel)
         ]
-    else:  # published: for all devices
-        rows = [
-            {
-                "op": f.op,
-                "sizes": text_of(f.sizes),
-                "implementation": f.implementation,
-                "device": f.device,
-                "us": f.time_us,
-                "TFLOPS": f.tflops,
-                "source": f.source,
-                "timed": f.method,
-                "where": f.where,
-            }
-            for f in figures()
-            if f.op in ops
-        ]
-    return rows, lambda: _titled(_by_source(rows)) if what == "published" else table_of(rows)
+    return rows, lambda: table_of(rows)
 
 
 def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
-    """The implementations of the op that has these sizes, with whether they take a case in any boundary. The
-    reason of the others is the one that `run` gives for the widest boundary. Raises UsageError unless the
-    text is one case, of one op."""
+    """The implementations of the op that has the sizes in the text, and whether they take the case in any
+    boundary. The reason why another one does not is that of `run` for the widest boundary. Raises UsageError
+    unless the text is one case of one op; sizes that it leaves out are those of the suite r1-tp8."""
     try:
-        given = parse(text, ops[0] if len(ops) == 1 else "")
+        size_sets = parse(text, ops[0] if len(ops) == 1 else "")
     except ValueError as error:
         raise UsageError(str(error)) from None
-    having = [op for op in ops if given[0].keys() <= {field.name for field in fields(kernels.OPS[op].Sizes)}]
-    if len(ops) > 1 and len(having) != 1:
-        raise UsageError(f"say whose case {text!r} is: --op {' or --op '.join(having or ops)}")
-    op = having[0] if having else ops[0]
-    first = next(iter(suite("r1-tp8").cases(op)), None)
-    whole = [text_of({**first.sizes, **sizes}) for sizes in given] if first else [text]
-    cases = choose_cases(kernels.OPS[op], None, whole, None, platform.arch)
+    names = size_sets[0].keys()
+    fitting_ops = [op for op in ops if names <= {field.name for field in fields(kernels.OPS[op].Sizes)}]
+    if len(ops) > 1 and len(fitting_ops) != 1:
+        raise UsageError(f"say whose case {text!r} is: --op {' or --op '.join(fitting_ops or ops)}")
+    op = fitting_ops[0] if fitting_ops else ops[0]
+    example = next(iter(suite("r1-tp8").cases(op)), None)
+    texts = [text_of({**example.sizes, **sizes}) for sizes in size_sets] if example else [text]
+    cases = choose_cases(kernels.OPS[op], None, texts, None, platform.arch)
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
     rows = []
@@ -143,8 +116,34 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
         answers = [implementation.supports(case, platform) for case in cases]
         takes = any(answer.ok for answer in answers)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
-    shown = [row | {"runs": row["takes"], "why not": row["reason"], "near": row["runs"]} for row in rows]
+    # `_by_reason` sorts by `runs`; here that is whether the implementation takes the case.
+    shown = [row | {"runs": row["takes"], "why not": row["reason"], "runs here": row["runs"]} for row in rows]
     return rows, lambda: _by_reason(shown, platform, f"take {cases[0].text}")
+
+
+def _models() -> Listing:
+    """The models with their sources, and what of them is left out."""
+    listed = [model(name) for name in models()]
+    rows: list[Row] = []
+    lines = []
+    for m in listed:
+        mtp_layers = m.num_nextn_predict_layers
+        rows.append({"model": m.name, "source": m.source, "MTP layers, left out": mtp_layers,
+                     "not modelled": m.not_modelled})  # fmt: skip
+        mtp = f"MTP layers, left out: {mtp_layers}" if mtp_layers else ""
+        lines += [m.name, *_wrapped([m.source, *m.not_modelled, mtp])]
+    return rows, lambda: "\n".join(lines)
+
+
+def _published(ops: Sequence[str]) -> list[Row]:
+    return [
+        {
+            "op": f.op, "sizes": text_of(f.sizes), "implementation": f.implementation, "device": f.device,
+            "us": f.time_us, "TFLOPS": f.tflops, "source": f.source, "timed": f.method, "where": f.where,
+        }
+        for f in figures()
+        if f.op in ops
+    ]  # fmt: skip
 
 
 def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
@@ -152,7 +151,9 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
     for op in ops:
         for impl in kernels.implementations(op):
             support = impl.available(platform)
-            how = "checked, not timed (interpreted)" if support.ok and impl.interpreted(platform) else ""
+            why_not = support.reason
+            if support.ok and not why_not and impl.interpreted(platform):
+                why_not = "checked, not timed (interpreted)"
             rows.append(
                 {
                     "op": op,
@@ -161,7 +162,7 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
                     "version": impl.version if platform.here else "",
                     "boundary": ", ".join(impl.boundaries),
                     "runs": support.ok,
-                    "why not": support.reason or how,
+                    "why not": why_not,
                     "requires": impl.requires,
                     "evidence": evidence().get(impl.name, {}),
                 }
@@ -169,35 +170,49 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
     return rows
 
 
-def _by_reason(rows: Sequence[Row], platform: Platform, verb: str) -> RenderableType:
-    """Implementations: first a table of those that `verb` is true of, with versions where the platform
-    is here, then the others by the reason why it is not. If all are of one op, what is not known to run has
-    what it requires beside it."""
+def _by_reason(rows: Sequence[Row], platform: Platform, predicate: str) -> RenderableType:
+    """A table of the implementations that run, then the others by the reason why they do not. On this machine
+    the first table has versions. If all implementations are of one op, those that are not known to run have
+    what they require beside them.
+
+    rows:      as `_implementations` returns them, perhaps with `runs here`: whether this machine can run it
+    predicate: what is true of those that run, in words: `can run`
+    """
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
-    named = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
-    here: list[Row] = []
-    others: dict[str, list[Row]] = {}
+    columns = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
+    running: list[Row] = []
+    others: dict[str, list[Row]] = {}  # by reason
     for row in rows:
         why_not = str(row["why not"])
-        if row["runs"]:
-            shown = {name: row[name] for name in (named if one_op else ["op", *named])}
-            version = f"{row['provider']} {row['version']}".strip()
-            about = {"note": why_not.partition(" (")[0], "version": version}
-            required = {"requires": row["requires"]} if one_op else {}
-            here.append(shown | (about if platform.here else required))
-        else:
-            # The command has printed which machine this is.
+        if not row["runs"]:
+            # The command has printed which machine this is, so the reason is cut there.
             others.setdefault(why_not.partition("; this is ")[0], []).append(row)
+            continue
+        cells = {name: row[name] for name in (columns if one_op else ["op", *columns])}
+        if platform.here:
+            note, _, _ = why_not.partition(" (")
+            cells |= {"note": note, "version": f"{row['provider']} {row['version']}".strip()}
+        elif one_op:
+            cells["requires"] = row["requires"]
+        running.append(cells)
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
-    parts: list[RenderableType] = [Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")]
-    if here:
-        parts.append(table_of(here))
-    # Implementations that only the case keeps away come before those that the machine keeps away.
-    for reason, group in sorted(others.items(), key=lambda of: (not of[1][0].get("near"), -len(of[1]))):
+    title = f"\n{len(running)} of {len(rows)} {predicate}{everywhere}"
+    parts: list[RenderableType] = [Text(title, "bold green")]
+    if running:
+        parts.append(table_of(running))
+
+    def order(reason: str) -> tuple[bool, int]:
+        """Implementations that only the case keeps away come before those that the machine keeps away, then
+        large groups before small ones."""
+        group = others[reason]
+        return not group[0].get("runs here"), -len(group)
+
+    for reason in sorted(others, key=order):
+        group = others[reason]
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
         if one_op:
-            lines: list[Row] = [{name: row[name] for name in (*named, "requires")} for row in group]
+            lines: list[Row] = [{name: row[name] for name in (*columns, "requires")} for row in group]
         else:
             lines = [
                 {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in of_op)}
@@ -212,106 +227,125 @@ def _by_reason(rows: Sequence[Row], platform: Platform, verb: str) -> Renderable
 def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]:
     try:
         chosen = list(suites().values()) if suite_name == ALL else [suite(suite_name)]
-        by_op = [(each.name, op, each.cases(op)) for each in chosen for op in ops]
+        cases = [(of.name, op, case) for of in chosen for op in ops for case in of.cases(op)]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if not any(cases for *_, cases in by_op):
-        raise UsageError(chosen[0].without(ops[0]))
+    if not cases:
+        raise UsageError(chosen[0].why_no_cases(ops[0]))
     return [
         {
             "suite": name,
             "op": op,
-            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(platform.arch), **c.sizes}).text,
-            "weight": round(c.weight, 4),
-            "place": c.place,
+            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(platform.arch), **case.sizes}).text,
+            "weight": round(case.weight, 4),
+            "place": case.place,
         }
-        for name, op, cases in by_op
-        for c in cases
+        for name, op, case in cases
     ]
 
 
-def _titled(groups: Iterable[tuple[str, Sequence[Row]]]) -> RenderableType:
+def _titled_tables(groups: Iterable[tuple[str, Sequence[Row]]]) -> RenderableType:
     """A table for each group, below its title."""
-    parts = [part for title, rows in groups for part in (Text(title, "bold"), table_of(rows), "")]
-    return Group(*parts[:-1])
+    parts: list[RenderableType] = []
+    for title, rows in groups:
+        if parts:
+            parts.append("")
+        parts += [Text(title, "bold"), table_of(rows)]
+    return Group(*parts)
 
 
 def _by_suite(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """The cases of each suite and op; the title has the sizes that all of them have."""
+    """Yields the cases of each suite and op, below a title with the sizes that all of them have."""
     for (suite_name, op), group in groupby(rows, lambda row: (row["suite"], row["op"])):
         cases = list(group)
-        sizes = [str(row["case"]).split() for row in cases]
-        shared = [size for size in sizes[0] if len(cases) > 1 and all(size in case for case in sizes)]
+        sizes_of_cases = [str(row["case"]).split() for row in cases]
+        shared = []
+        if len(cases) > 1:
+            shared = [size for size in sizes_of_cases[0] if all(size in sizes for sizes in sizes_of_cases)]
         places = {str(row["place"]) for row in cases}
-        about = [f"{suite_name} {op}"]
-        about += [place for place in places if len(places) == 1 and place != suite_name]
+        title = f"{suite_name} {op}"
+        if len(places) == 1 and places != {suite_name}:
+            title += f"; {places.copy().pop()}"
         if shared:
-            about.append(f"all with {' '.join(shared)}")
-        yield (
-            "; ".join(about),
-            [
-                {
-                    "case": " ".join(size for size in case if size not in shared),
-                    "weight": f"{100 * float(str(row['weight'])):.1f} %",
-                    "place": "" if len(places) == 1 else row["place"],
-                }
-                for row, case in zip(cases, sizes, strict=True)
-            ],
-        )
+            title += f"; all with {' '.join(shared)}"
+        lines: list[Row] = []
+        for row, sizes in zip(cases, sizes_of_cases, strict=True):
+            weight = float(str(row["weight"]))
+            own_sizes = " ".join(size for size in sizes if size not in shared)
+            place = "" if len(places) == 1 else row["place"]
+            lines.append({"case": own_sizes, "weight": f"{100 * weight:.1f} %", "place": place})
+        yield title, lines
 
 
 def _by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Published figures; the title has their source, the place in it and how it timed."""
+    """Yields published figures below a title: their source, the place in it and how it timed."""
     about = ("source", "where", "timed")
     for title, group in groupby(rows, lambda row: "; ".join(str(row[name]) for name in about)):
         yield title, [{name: row[name] for name in row if name not in about} for row in group]
 
 
 def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
-    """For each kind of platform the flags that can act on one of the ops: those by which an engine chooses
-    between implementations, then those that recipes and guides set, with the names of these."""
-    for kind in sorted(KINDS, key=lambda kind: kind != platform.kind) if platform.here else [platform.kind]:
+    """Yields for each kind of platform the flags that can act on one of the ops: those by which an engine
+    chooses between implementations, then those that recipes and guides set, with the names of these."""
+    kinds = [platform.kind]
+    if platform.here:
+        kinds += [kind for kind in KINDS if kind != platform.kind]
+    for kind in kinds:
         arch = platform.arch if kind == platform.kind else ""
-        of_kind = [setter for setter in setters() if setter.platform == kind]
-        set_by = grouped(((v, s.name) for s in of_kind for v in s.variables), lambda pair: pair[0].name)
+        setters_of_kind = [setter for setter in setters() if setter.platform == kind]
+        # By flag the variables that recipes and guides set, with the names of these.
+        uses: dict[str, list[tuple[Variable, str]]] = {}
+        for setter in setters_of_kind:
+            for variable in setter.variables:
+                uses.setdefault(variable.name, []).append((variable, setter.name))
         can_act = [flag for flag in _flags(ops, kind, arch) if not flag.without]
-        listed = [f for f in can_act if f.name in set_by or (_chooses(f, ops) and not f.versions)]
-        listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(set_by.get(f.name, ()))))
+        listed = [f for f in can_act if f.name in uses or (_chooses(f, ops) and not f.versions)]
+        listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(uses.get(f.name, ()))))
         yield f"{kind} {arch}".strip() + ": engines' switches, then what recipes and guides set"
         for flag in listed:
             heads = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
-            values = grouped(set_by.get(flag.name, ()), lambda pair: pair[0].value or pair[0].note)
-            heads += [f"{flag.name}={v} by {', '.join(name for _, name in of)}" for v, of in values.items()]
+            by_value = grouped(uses.get(flag.name, ()), lambda use: use[0].value or use[0].note)
+            for value, of_value in by_value.items():
+                heads.append(f"{flag.name}={value} by {', '.join(setter for _, setter in of_value)}")
             yield from [*_wrapped(["; ".join(heads)], ""), *_wrapped(_about(flag))]
-        guides = [setter for setter in of_kind if setter.name not in recipes()]
+        guides = [setter for setter in setters_of_kind if setter.name not in recipes()]
         yield from [*_wrapped((f"{g.name}: {g.document}, {g.where}" for g in guides), ""), ""]
 
 
 def _chooses(flag: Flag, ops: Sequence[str]) -> bool:
-    """Whether an engine chooses by it between rows of an op."""
-    return any(sum(bool(rows.get(op)) for rows in flag.chooses.values()) > 1 for op in ops)
+    """Whether an engine chooses between rows of one of the ops by two or more values of the flag."""
+    for op in ops:
+        values_with_rows = [value for value, rows in flag.chooses.items() if rows.get(op)]
+        if len(values_with_rows) > 1:
+            return True
+    return False
 
 
-def _more_of_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
-    where = [] if platform.here else ["--arch", platform.arch]
-    where += ["--op", *ops] if len(ops) == 1 else []
+def _hints_on_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
+    options = [] if platform.here else ["--arch", platform.arch]
+    if len(ops) == 1:
+        options += ["--op", *ops]
     yield "every flag that can act, and what its values mean:"
-    yield f"  {command('list', 'flags', '--all', *where)}"
+    yield f"  {command('list', 'flags', '--all', *options)}"
     yield "`list recipes` has the documents; `toggle --flag NAME=A,B` measures a flag"
 
 
-def _flags(ops: Sequence[str], kind: str, arch: str) -> list[Flag]:
-    """The flags of the ops that can act there; an empty kind or arch stands for all."""
-    return [
-        flag
-        for flag in catalogue().values()
-        if (not kind or kind in flag.platforms) and (not arch or arch in (flag.archs or [arch]))
-        if set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops)
-    ]
+def _flags(ops: Sequence[str], kind: str = "", arch: str = "") -> list[Flag]:
+    """The flags that can act on one of the ops on a kind of platform and an architecture; an empty text
+    stands for all. Flags that act on no op are listed with all ops."""
+    flags = list(catalogue().values())
+    if kind:
+        flags = [flag for flag in flags if kind in flag.platforms]
+    if arch:
+        flags = [flag for flag in flags if not flag.archs or arch in flag.archs]
+    if set(ops) != set(kernels.OPS):
+        flags = [flag for flag in flags if set(ops) & set(flag.ops)]
+    return flags
 
 
 def _all_flags(flags: Sequence[Flag]) -> Iterator[str]:
-    """The flags of each library: its effect, when it is read and what its values mean."""
+    """Yields for each library its flags, with their effects, when they are read and what their values
+    mean."""
     for library, group in groupby(flags, lambda flag: flag.library):
         yield library
         for flag in group:
@@ -322,8 +356,8 @@ def _all_flags(flags: Sequence[Flag]) -> Iterator[str]:
 
 def _about(flag: Flag) -> Iterator[str]:
     """The effect of a flag, what it acts on, and the versions that read it."""
-    acts = _acts(flag.name)
-    yield f"{flag.effect} {acts[0].upper()}{acts[1:]}."
+    acts_on = _acts_on(flag.name)
+    yield f"{flag.effect} {acts_on[0].upper()}{acts_on[1:]}."
     if flag.versions:
         yield f"versions: {flag.versions}"
 
@@ -345,14 +379,14 @@ def _recipe_lines(recipe: Recipe) -> Iterator[str]:
     yield from _wrapped([f"{recipe.document}: {recipe.where}", recipe.engine, recipe.note, options])
     for variable in recipe.variables:
         setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
-        about = "; ".join(filter(None, [_acts(variable.name), variable.note]))
+        about = "; ".join(filter(None, [_acts_on(variable.name), variable.note]))
         yield from textwrap.wrap(
             f"{setting}  # {about}", line_width(), initial_indent=INDENT, subsequent_indent=f"{INDENT * 2}# "
         )
 
 
-def _acts(name: str) -> str:
-    """What a flag acts on, or why no measurement here shows it."""
+def _acts_on(name: str) -> str:
+    """What the flag of this name acts on, or why no measurement here shows it."""
     flag = catalogue()[name]
     if flag.without:
         return f"cannot act: {flag.without}"
@@ -360,15 +394,18 @@ def _acts(name: str) -> str:
     if flag.chooses:
         return f"an engine chooses between implementations by it{where}: toggle it alone"
     launch = f", in {flag.launch} launches" if flag.launch else ""
-    rows = dict.fromkeys(row for of_op in flag.touches.values() for row in of_op)
-    widest = [row for row in rows if not any(row != other and fnmatchcase(row, other) for other in rows)]
-    of_rows = "" if "*" in rows else f", on rows {', '.join(widest)}"
-    every = set(flag.ops) == set(kernels.OPS)
-    return f"acts on {'every op' if every else ', '.join(flag.ops) or 'no op'}{where}{launch}{of_rows}"
+    patterns = dict.fromkeys(pattern for of_op in flag.touches.values() for pattern in of_op)
+    widest = [p for p in patterns if not any(p != other and fnmatchcase(p, other) for other in patterns)]
+    rows = "" if "*" in patterns else f", on rows {', '.join(widest)}"
+    ops = ", ".join(flag.ops) or "no op"
+    if set(flag.ops) == set(kernels.OPS):
+        ops = "every op"
+    return f"acts on {ops}{where}{launch}{rows}"
 
 
 def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
-    """The lines of each paragraph; none for an empty one. indent: of the first line of each"""
+    """Yields the lines of each paragraph, of which the first one has this indent; none for an empty
+    paragraph."""
     for paragraph in paragraphs:
         yield from textwrap.wrap(
             paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False

@@ -1,5 +1,5 @@
-"""Notes under the table of a case: why rows have no time, how to check a wrong row, what to know of the
-times, where the time went; and the notes at the end of a run."""
+"""Notes under the table of a case: why rows have no time, which command checks a wrong row, remarks on times,
+and how long measuring took. And the notes at the end of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -24,8 +23,9 @@ from harness.statistics.paired import MAX_NOISE, noise_of
 from kernels.engines import SPELLED
 from shapes.case import Case, text_of
 
-REPRODUCE = "reproduce"  # the label of a command, which stands below all other notes on a line of its own
-STOPPED = {
+REPRODUCE = "reproduce"
+"""The label of a command. Commands stand below all other notes, each on a line of its own."""
+STOPPED = {  # why measuring ended, as records have it -> the same in words
     "tight": "all intervals were tight",
     "clear": "all verdicts were clear",
     "budget": "the budget was spent",
@@ -40,60 +40,66 @@ UNTIMED = {
 }
 """Statuses without a time, the worst first, with their styles."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
-"""Begins the reason where the case that showed the error is another one: see CaseRun.ragged."""
+"""The start of the reason of a wrong row whose error another case of the op showed, see CaseRun.ragged: that
+case is between `at` and the colon."""
 FAR = "with addresses of more than 32 bits: "
-"""Part of the reason where the cache stood at far addresses (see CaseRun)."""
-HELP = {
+"""The part of a wrong row's reason that says that the error was seen only with the KV cache at such
+addresses, see CaseRun."""
+ADVICE = {
     "hypervisor": "use a host without other guests",
     "quota": "raise the CPU quota or give fewer --threads",
     **dict.fromkeys(("heat", "thermal"), "let it cool"),
     "MHz": "fix its clock",
     "process": "stop what runs beside",
 }
-"""What to do against a disturbance, by a word of a monitor's reason."""
-DISTURBING = ("clocks", "clock reasons", "GPU metrics", "processes", "others_percent")
-"""What monitors take a disturbance from, by its name in `not_read`."""
+"""A word in the reason of a disturbance -> what to do against it."""
+SIGNS = ("clocks", "clock reasons", "GPU metrics", "processes", "others_percent")
+"""The readings from which monitors tell a disturbance, under their names in the conditions' `not_read`."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Notes = list[tuple[str, str]]
-"""Each a label and a text; a label that several notes have in a row is printed once."""
+"""Pairs of a label and a text. Where consecutive notes have the same label, it is printed once."""
 
 
 def noted(notes: Notes) -> RenderableType:
-    """Labels in one column, and their texts in the next, broken into lines."""
+    """The notes as they are printed: labels in one column, their texts in the next, then the commands."""
     commands = [text for label, text in notes if label == REPRODUCE]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    above = ""
-    for label, text in (note for note in notes if note[0] != REPRODUCE):
-        grid.add_row(Text("" if label == above else label, UNTIMED.get(label, "dim")), Text(text))
-        above = label
+    label_above = ""
+    for label, text in notes:
+        if label != REPRODUCE:
+            shown_label = "" if label == label_above else label
+            grid.add_row(Text(shown_label, UNTIMED.get(label, "dim")), Text(text))
+            label_above = label
     if not commands:
         return grid
     return Group(grid, f"{REPRODUCE}:", *(whole_line(COMMAND + text) for text in commands))
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
-    """All notes of a case whose rows are compared; with the run, commands that check wrong rows, too."""
+    """All notes of a case whose implementations are compared; with the run also the notes that depend on its
+    options, and the commands that check its wrong rows."""
     return [
         *untimed(case.cells),
-        *(_selected(run) if run else ()),
+        *(_chosen_rows(run) if run else ()),
         *_absent_defaults(case),
         *(reproductions(case.cells, run) if run else ()),
         *_remarks(case.timed),
-        *_conclusions(case),
+        *_reliability(case),
         *measuring(case.done, case.verdicts),
     ]
 
 
 def untimed(cells: Iterable[Cell]) -> Notes:
     """Rows without a time, failures first: each reason once, with the rows that it holds for."""
-    # The heading says already which machine this is.
     failed = [cell for cell in cells if cell.status != "ok"]
-    groups = grouped(failed, lambda cell: (cell.status, cell.reason.partition("; this is ")[0]))
+    failed.sort(key=lambda cell: list(UNTIMED).index(cell.status))
     notes: Notes = []
-    for (status, reason), group in sorted(groups.items(), key=lambda of: list(UNTIMED).index(of[0][0])):
+    # The heading says already which machine this is, so reasons are cut there.
+    groups = grouped(failed, lambda cell: (cell.status, cell.reason.partition("; this is ")[0]))
+    for (status, reason), group in groups.items():
         names = ", ".join(cell.name for cell in group)
         if status == "unsupported":
             count = f" ({len(group)})" if len(group) > 1 else ""
@@ -104,27 +110,29 @@ def untimed(cells: Iterable[Cell]) -> Notes:
 
 
 def _absent_defaults(case: CaseResult) -> Notes:
-    """What engines run by default in this case, where that has no time."""
+    """The implementations that engines run by default in this case, but that have no time."""
     timed, rows = {cell.impl for cell in case.timed}, {cell.impl for cell in case.cells}
-    said = []
+    clauses = []
     for engine, row in case.defaults.items():
         if row not in timed:
             why = "has no time" if row in rows else "was not asked for"
-            said.append(f"{SPELLED[engine]} runs {row}, which {why}")
-    return [("default", "; ".join(said))] if said else []
+            clauses.append(f"{SPELLED[engine]} runs {row}, which {why}")
+    return [("default", "; ".join(clauses))] if clauses else []
 
 
-def _selected(run: Run) -> Notes:
-    """The patterns by which rows were chosen, where not all were measured."""
-    for option, value in itertools.pairwise([*run.command, ""]):
+def _chosen_rows(run: Run) -> Notes:
+    """The patterns of `--impl`; empty if the run's command has none."""
+    for option, next_word in itertools.pairwise([*run.command, ""]):
         if option.startswith("--impl"):
-            return [("rows", f"those of --impl {option.partition('=')[2] or value} alone")]
+            _, _, value = option.partition("=")
+            return [("rows", f"those of --impl {value or next_word} alone")]
     return []
 
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
-    """A command for each wrong row that checks it alone and saves its output beside the reference. Rows of
-    another source tree have none, nor rows that are wrong at far addresses only: `check` cannot run these."""
+    """A command for each wrong row, which checks the row alone and saves its output and the reference. There
+    is none for rows of another source tree and for rows that are wrong at far addresses only: `check` cannot
+    run these."""
     return [
         (REPRODUCE, _command(cell, run))
         for cell in cells
@@ -133,12 +141,12 @@ def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
 
 
 def _command(cell: Cell, run: Run) -> str:
-    """The command, without the options that a run has by default."""
+    """The `check` command of a cell, without options that have their default values."""
     variables = run.settings.get(cell.setting, {})
-    text = cell.case.removeprefix(f"{cell.op} ").removesuffix(f" {cell.boundary}")
+    sizes = cell.case.removeprefix(f"{cell.op} ").removesuffix(f" {cell.boundary}")
     if other_case := OTHER_CASE.match(cell.reason):
-        text = other_case[1]
-    words = [f"--op {cell.op} --impl {shlex.quote(cell.impl)} --case {_quoted(text)}"]
+        sizes = other_case[1]
+    words = [f"--op {cell.op} --impl {shlex.quote(cell.impl)} --case {_quoted(sizes)}"]
     if cell.boundary != "core":
         words.append(f"--boundary {cell.boundary}")
     if cell.cache != "serving":
@@ -157,29 +165,34 @@ def _command(cell: Cell, run: Run) -> str:
     if "--threads" in run.command:
         words.append(f"--threads {run.threads}")
     unset = [f"-u {name}" for name, value in variables.items() if value is None]
-    before = f"env {' '.join(unset)} " if unset else ""
-    return f"{before}{command('check')} {' '.join(words)} --save wrong"
+    environment = f"env {' '.join(unset)} " if unset else ""
+    return f"{environment}{command('check')} {' '.join(words)} --save wrong"
 
 
 def _quoted(text: str) -> str:
-    """In double quotes, as the documents have it, unless the shell would change what is between them."""
-    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+    """In double quotes, as in the documents, unless the shell would change something between them."""
+    is_changed = any(character in text for character in '"$`\\!')
+    return shlex.quote(text) if is_changed else f'"{text}"'
 
 
 def _remarks(timed: Sequence[Cell]) -> Notes:
     """Remarks on times, each once with the rows that it holds for."""
-    remarks = [(remark, cell.name) for cell in timed for remark in cell.reason.split("; ") if remark]
+    names_by_remark: dict[str, list[str]] = {}
+    for cell in timed:
+        for remark in filter(None, cell.reason.split("; ")):
+            names_by_remark.setdefault(remark, []).append(cell.name)
     notes = []
-    for remark, pairs in grouped(remarks, lambda pair: pair[0]).items():
-        everywhere = len(pairs) == len(timed) > 1
-        names = "all rows" if everywhere else ", ".join(name for _, name in pairs)
-        notes.append(("note", f"{names}: {remark}"))
+    for remark, names in names_by_remark.items():
+        rows = "all rows" if len(names) == len(timed) > 1 else ", ".join(names)
+        notes.append(("note", f"{rows}: {remark}"))
     if amx := [c.name for c in timed if c.impl.startswith("vllm.amx") and c.arch == "x86-avx512"]:
         notes.append(("note", f"{', '.join(amx)}: this CPU has no AMX tiles, so it computes with AVX-512"))
     return notes
 
 
-def _conclusions(case: CaseResult) -> Notes:
+def _reliability(case: CaseResult) -> Notes:
+    """How far the times can be trusted: the noise, caches, disturbed rounds, and disturbances that monitors
+    could not have seen."""
     pairs = [v for v in case.verdicts if v.about == "A/A"]
     notes: Notes = []
     if len(pairs) > 1:
@@ -188,20 +201,22 @@ def _conclusions(case: CaseResult) -> Notes:
         notes.append(("noise", f"{pair.b} against itself, prepared apart: {ratio_text(pair)}"))
         noise = noise_of(pair.comparison)
         if noise > MAX_NOISE:
-            what = "no verdict"
+            verdicts = "no verdict"
             if noise < math.inf:
-                what = f"none on what differs by less than {1 + noise:.2g}x"
-            notes.append(("noise", f"{what}: this machine was disturbed, or the budget too short"))
+                verdicts = f"none on what differs by less than {1 + noise:.2g}x"
+            notes.append(("noise", f"{verdicts}: this machine was disturbed, or the budget too short"))
     if why := case.cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if disturbed := case.done.disturbed:
-        dropped = sum(not r.counted for r in disturbed)
-        made = case.done.rounds + case.done.eliminations + dropped
-        fate = "left out and made again" if dropped else "counted all the same"
-        what = f"{len(disturbed)} of {made} rounds, {fate}; e.g. {disturbed[0].reason}"
-        notes.append(("disturbed", what))
-    not_read = {name: why for each in case.done.conditions for name, why in each.get("not_read", {}).items()}
-    if unseen := [name for name in DISTURBING if name in not_read]:
+        left_out = len([r for r in disturbed if not r.counted])
+        made = case.done.rounds + case.done.eliminations + left_out
+        consequence = "left out and made again" if left_out else "counted all the same"
+        example = disturbed[0].reason
+        notes.append(("disturbed", f"{len(disturbed)} of {made} rounds, {consequence}; e.g. {example}"))
+    not_read: dict[str, str] = {}  # the name of a reading -> why the monitor could not read it
+    for conditions in case.done.conditions:
+        not_read |= conditions.get("not_read", {})
+    if unseen := [name for name in SIGNS if name in not_read]:
         text = f"what these would tell of disturbances: {', '.join(unseen)} ({not_read[unseen[0]]})"
         notes.append(("not seen", text))
     return notes
@@ -209,18 +224,19 @@ def _conclusions(case: CaseResult) -> Notes:
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     """How much was measured, why measuring stopped, on which device, and how long it took."""
-    after = f" after {counted(done.eliminations, 'elimination round')}" if done.eliminations else ""
-    why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
-    until = f", until {why}" if why else ""
-    rounds = f"{counted(done.rounds, 'round')} in {counted(done.blocks, 'block')}{after}{until}"
-    sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
-    where = [("device", done.device)] if done.device else []
-    spent = time_spent(done.measured_s, done.setup_s)
-    return [("measured", f"{rounds}{sure}"), *where, ("time", spent)]
+    text = f"{counted(done.rounds, 'round')} in {counted(done.blocks, 'block')}"
+    if done.eliminations:
+        text += f" after {counted(done.eliminations, 'elimination round')}"
+    if done.stopped:
+        text += f", until {' and '.join(STOPPED.get(word, word) for word in done.stopped.split(', '))}"
+    if verdicts:
+        text += f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure"
+    device = [("device", done.device)] if done.device else []
+    return [("measured", text), *device, ("time", time_spent(done.measured_s, done.setup_s))]
 
 
 def time_spent(measured_s: float, setup_s: float) -> str:
-    """The share of the time that was measuring; records have the parts of the rest."""
+    """How much of the time was measuring."""
     whole = measured_s + setup_s
     share = f" ({100 * measured_s / whole:.0f} %)" if whole else ""
     return f"measuring {measured_s:.1f} s of {whole:.1f} s{share}"
@@ -230,12 +246,17 @@ def time_spent(measured_s: float, setup_s: float) -> str:
 
 
 def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -> str:
-    """How many cases the budget did not reach, and their share of each boundary's weight; empty if none."""
-    weights = {cell.case: (cell.boundary, cell.weight) for cell in measured}
+    """How many cases the budget did not reach, and their share of each boundary's weight; empty if none.
+
+    cases: those that the budget did not reach
+    """
+    weights: dict[str, dict[str, float]] = {}  # of measured cases, by boundary and case
+    for cell in measured:
+        weights.setdefault(cell.boundary, {})[cell.case] = cell.weight
     shares = []
     for boundary, missing in grouped(cases, lambda case: case.boundary).items():
         weight = sum(case.weight for case in missing)
-        whole = weight + sum(of_case for of, of_case in weights.values() if of == boundary)
+        whole = weight + sum(weights.get(boundary, {}).values())
         share = f" ({100 * weight / whole:.0f} % of its weight)" if whole else ""
         shares.append(f"{counted(len(missing))} of {boundary}{share}")
     return f"left out, the budget of {budget_s:g} s being spent: {', '.join(shares)}" if shares else ""
@@ -248,18 +269,21 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
         return ""
     reasons = [r.reason for case in disturbed for r in case.disturbed if r.counted]
     rounds = sum(case.rounds + case.eliminations for case in disturbed)
-    # Reasons of a kind are equal except for their numbers.
+    # Reasons of a kind are equal except for their numbers. The middle one of the most frequent kind is named.
     kinds = grouped(sorted(reasons), lambda reason: NUMBER.sub("#", reason))
-    kind, typical = max(kinds.items(), key=lambda of: len(of[1]))
-    what = typical[len(typical) // 2]
-    percents = Counter[str]()
+    kind = max(kinds, key=lambda kind: len(kinds[kind]))
+    example = kinds[kind][len(kinds[kind]) // 2]
+    percents: dict[str, float] = {}  # the most CPU time that each process had during any group of entries
     for case in disturbed:
         for conditions in case.conditions:
-            percents |= Counter(conditions.get("processes", {}))  # the larger of both
-    if percents:  # the two with the most CPU time are named
-        what += f", most of it {', '.join(name for name, _ in percents.most_common(2))}"
-    help = [*(advice for word, advice in HELP.items() if word in kind), "give a longer --budget"]
-    return f"not quiet: {len(reasons)} of {rounds} rounds were disturbed ({what}): {', or '.join(help)}"
+            for process, percent in conditions.get("processes", {}).items():
+                if percent > percents.get(process, 0.0):
+                    percents[process] = percent
+    if percents:
+        busiest = sorted(percents, key=lambda process: -percents[process])
+        example += f", most of it {', '.join(busiest[:2])}"
+    advice = [text for word, text in ADVICE.items() if word in kind] + ["give a longer --budget"]
+    return f"not quiet: {len(reasons)} of {rounds} rounds were disturbed ({example}): {', or '.join(advice)}"
 
 
 def spread_lines(spreads: Iterable[Spread]) -> list[str]:
@@ -267,25 +291,27 @@ def spread_lines(spreads: Iterable[Spread]) -> list[str]:
     lines = []
     for spread in spreads:
         lines.append(f"{len(spread.devices)} devices of type {spread.type} {apart(spread)}")
-        for at in _worst(spread.lagging):
-            times = ratio_text(at.comparison)
-            lines.append(f"{at.device} lags: {times} the median device's time of {at.case}")
-        for at in _worst(spread.drifted):
-            times = ratio_text(at.comparison)
-            lines.append(f"{at.device} drifted: {times} its first time of {at.case} at the end")
+        for lag in _worst_case_of_each_device(spread.lagging):
+            ratio = ratio_text(lag.comparison)
+            lines.append(f"{lag.device} lags: {ratio} the median device's time of {lag.case}")
+        for drift in _worst_case_of_each_device(spread.drifted):
+            ratio = ratio_text(drift.comparison)
+            lines.append(f"{drift.device} drifted: {ratio} its first time of {drift.case} at the end")
     return lines
 
 
 def apart(spread: Spread) -> str:
-    """What is known of how far the devices lie apart, as a predicate."""
+    """What is known of how far the devices lie apart, in words that follow `the devices`: `are alike within
+    1.2%`."""
     if spread.verdict == "apart":
         return f"lie apart: the slowest takes {ratio_text(spread.widest)} the time of the fastest"
     if spread.verdict == "alike":
-        return f"are alike within {spread.most:.1%}"
-    return f"are indistinguishable at this noise: they may differ by up to {spread.most:.1%}"
+        return f"are alike within {spread.max_difference:.1%}"
+    return f"are indistinguishable at this noise: they may differ by up to {spread.max_difference:.1%}"
 
 
-def _worst(ratios: Sequence[DeviceRatio]) -> Iterable[DeviceRatio]:
-    """For each device the case in which it is furthest off."""
-    by_size = sorted(ratios, key=lambda r: max(r.comparison.ratio, 1 / r.comparison.ratio))
-    return {ratio.device: ratio for ratio in by_size}.values()
+def _worst_case_of_each_device(ratios: Sequence[DeviceRatio]) -> Iterable[DeviceRatio]:
+    """For each device the ratio that is furthest from 1."""
+    nearest_first = sorted(ratios, key=lambda ratio: abs(math.log(ratio.comparison.ratio)))
+    # The last ratio of a device replaces the earlier ones.
+    return {ratio.device: ratio for ratio in nearest_first}.values()

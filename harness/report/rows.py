@@ -1,4 +1,4 @@
-"""Rows of a measured case as plain data, made once: tables of text and pages show the same rows."""
+"""Rows of a measured case as plain data. Tables of text and pages show the same rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import Times, total_ratio
 from kernels.engines import choices
 
-TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
-"""Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
+INTERACTION_WORDS = {
+    "faster": "more together",  # both changes bring more than the product of what each brings alone
+    "slower": "less together",
+    "same": "independent",
+    "unclear": "unclear",
+}
+"""Verdict on an interaction -> the word for it."""
 
 
 @dataclass(frozen=True)
 class Row:
     cell: Cell
     verdict: Verdict | None
-    """The comparison with the baseline or the first setting; None for these, and where there is none."""
-    is_baseline: bool
+    """The comparison with the baseline or with the first setting; None for these two, and where the row was
+    not compared."""
+    is_baseline: bool  # whether it is the baseline or has the first setting
     ran: str = ""
-    """`the same` or `other kernels`, compared with the first setting; empty for that, and without a time."""
-    change: str = ""  # which kernels ran in place of which; without a time the reason for that
+    """Which kernels ran, compared with the first setting: `the same`, `other kernels` or `not seen`; empty
+    for the first setting, in runs without settings, and without a time."""
+    change: str = ""  # which kernels ran instead of which others; for a row without a time the reason
 
     @property
     def word(self) -> str:
@@ -56,7 +63,7 @@ class CaseResult:
 
     @property
     def rows(self) -> list[Row]:
-        """Rows with a time first, the fastest first; then the others by name."""
+        """The rows with a time, the fastest first; then the others by name."""
         against = {v.a: v for v in self.verdicts if v.about == "baseline"}
         ordered = sorted(self.cells, key=lambda cell: (cell.time_us or math.inf, cell.name))
         return [Row(cell, against.get(cell.name), cell.name in self.baselines) for cell in ordered]
@@ -68,20 +75,24 @@ class CaseResult:
 
     @property
     def baselines(self) -> list[str]:
-        """Names of the rows that others are compared with. Where memory splits the entries of a case into
-        groups, each group has its own comparison with the baseline."""
+        """The names of the rows that others are compared with. There is one for each group of entries that
+        memory holds at once, and usually it is the same."""
         return [v.b for v in self.verdicts if v.about == "A/A"]
 
     @property
     def baseline(self) -> str:
-        """The implementation of the first of these; empty where nothing was compared."""
-        return next((cell.impl for cell in self.cells if cell.name in self.baselines[:1]), "")
+        """The implementation of the first of the `baselines`; empty where nothing was compared."""
+        if not self.baselines:
+            return ""
+        return next((cell.impl for cell in self.cells if cell.name == self.baselines[0]), "")
 
     @property
     def runner_up(self) -> Verdict | None:
-        """The fastest row against the second, in its group of entries."""
-        about_second = (v for v in self.verdicts if v.about == "runner-up")
-        return next((v for v in about_second if self.timed and v.a == self.timed[0].name), None)
+        """The verdict on the fastest row and the second in its group of entries; None without one."""
+        for verdict in self.verdicts:
+            if verdict.about == "runner-up" and self.timed and verdict.a == self.timed[0].name:
+                return verdict
+        return None
 
     @cached_property
     def defaults(self) -> dict[str, str]:
@@ -89,43 +100,48 @@ class CaseResult:
         set for the run. It follows from the sizes, so that old records have it too."""
         cell = self.cells[0]
         sizes = dict(word.split("=", 1) for word in cell.case.split() if "=" in word)
-        given = dict(part.split("=", 1) for part in cell.setting.split(", ") if "=" in part)
-        found = choices(cell.op, cell.arch, sizes, given)
-        return {engine: choice.row for engine, choice in found.items() if choice.row}
+        variables = dict(word.split("=", 1) for word in cell.setting.split(", ") if "=" in word)
+        by_engine = choices(cell.op, cell.arch, sizes, variables)
+        return {engine: choice.row for engine, choice in by_engine.items() if choice.row}
 
     def engines_of(self, cell: Cell) -> list[str]:
+        """The engines that run the cell's implementation by default."""
         return [engine for engine, row in self.defaults.items() if row == cell.impl]
 
-    def again(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:
-        """The times of the baseline's rerun, and the baseline, of the A/A pair in the group of entries that a
-        and b were measured in; None where there are none."""
+    def rerun(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:
+        """Of the A/A pair that was measured in rounds of both a and b the times of the rerun, and the
+        baseline that was prepared twice; None without such a pair."""
         shared = a.samples.by_round.keys() & b.samples.by_round.keys()
-        for pair in (v for v in self.verdicts if v.about == "A/A"):
+        for pair in self.verdicts:
             baseline = next((cell for cell in self.timed if cell.name == pair.b), None)
-            if baseline and shared & pair.samples.by_round.keys() & baseline.samples.by_round.keys():
-                return pair.samples.by_round, baseline
+            if baseline is None or pair.about != "A/A":
+                continue
+            rerun = pair.samples.by_round
+            if shared & rerun.keys() & baseline.samples.by_round.keys():
+                return rerun, baseline
         return None
 
     @property
     def noise(self) -> float:
-        """The largest that its verdicts state."""
+        """The largest noise of its verdicts; infinite without verdicts."""
         return max((math.inf if v.noise is None else v.noise for v in self.verdicts), default=math.inf)
 
-    def compared(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
-        """a against b: the recorded verdict, or what the rounds that both have say at an equal share of the
-        error of as many comparisons as there are rows. None where they share no round."""
-        for known in self.verdicts:
-            if (known.a, known.b) == (a.name, b.name) and known.about != "A/A":
-                return known
-        times = a.samples.by_round, b.samples.by_round
-        if not times[0].keys() & times[1].keys():
+    def comparison(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
+        """a against b: the recorded verdict, or else a comparison of the rounds that both have. None where
+        they share no round. As many comparisons as there are rows hold at CONFIDENCE together."""
+        for verdict in self.verdicts:
+            if (verdict.a, verdict.b) == (a.name, b.name) and verdict.about != "A/A":
+                return verdict
+        times_a, times_b = a.samples.by_round, b.samples.by_round
+        if not times_a.keys() & times_b.keys():
             return None
-        share = 1 - (1 - CONFIDENCE) / len(self.timed)
-        return total_ratio([(1.0, *times)], noise=self.noise, confidence=share)
+        confidence = 1 - (1 - CONFIDENCE) / len(self.timed)
+        return total_ratio([(1.0, times_a, times_b)], noise=self.noise, confidence=confidence)
 
     @property
     def limit_us(self) -> float | None:
-        """The microseconds of a call at the measured limits of the machine; None where there are none."""
+        """The microseconds that a call would take at the measured limits of the machine; None where these are
+        not known. It follows from each row's time and percentage; the median is taken of these."""
         limits = [
             cell.time_us * cell.percent_of_ceiling / 100
             for cell in self.timed
@@ -138,9 +154,9 @@ class CaseResult:
 class SettingComparison:
     """The settings of one implementation (and launch mode) in a case."""
 
-    name: str  # the name of the implementation, without a setting
-    baseline: Row  # the first setting
-    others: list[Row]
+    name: str  # of the implementation and launch mode, without a setting
+    baseline: Row  # the row under the first setting
+    others: list[Row]  # those under the other settings
     noise: Verdict | None  # the first setting against itself in other workers; None where it has no time
 
 
@@ -148,25 +164,30 @@ def setting_comparisons(case: CaseResult, run: Run) -> list[SettingComparison]:
     """A comparison for each implementation that has a cell under the first setting, in recorded order."""
     verdicts = {verdict.a: verdict for verdict in case.verdicts if verdict.about == "baseline"}
     noises = {verdict.b: verdict for verdict in case.verdicts if verdict.about == "A/A"}
-    first = next(iter(run.settings))
     comparisons = []
     for group in grouped(case.cells, lambda cell: (cell.impl, cell.launch)).values():
-        baseline = next((cell for cell in group if cell.setting == first), None)
+        baseline = next((cell for cell in group if cell.setting == run.first_setting), None)
         if baseline is None or baseline.status == "unsupported":
             continue
         others = []
         for cell in group:
-            ran, change = "", cell.reason
-            if cell.time_us is not None:
-                seen = all(each.kernels or each.picked or each.ran for each in (baseline, cell))
-                change = changes(baseline, cell) if seen else ""
-                ran = "other kernels" if change else "the same" if seen else "not seen"
             if cell is not baseline:
+                ran, change = _ran_instead(baseline, cell)
                 others.append(Row(cell, verdicts.get(cell.name), is_baseline=False, ran=ran, change=change))
         name = entry_name(baseline.impl, PLAIN, baseline.launch, baseline.platform)
         first_row = Row(baseline, None, is_baseline=True)
         comparisons.append(SettingComparison(name, first_row, others, noises.get(baseline.name)))
     return comparisons
+
+
+def _ran_instead(baseline: Cell, cell: Cell) -> tuple[str, str]:
+    """The `ran` and the `change` of the row of a cell, see Row."""
+    if cell.time_us is None:
+        return "", cell.reason
+    if not all(c.kernels or c.picked or c.ran for c in (baseline, cell)):
+        return "not seen", ""
+    change = changes(baseline, cell)
+    return ("other kernels" if change else "the same"), change
 
 
 def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
@@ -187,13 +208,14 @@ def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
 def effect_word(effect: Effect) -> str:
     """The verdict on an effect, in the words that fit its kind."""
     word = effect.comparison.verdict
-    return TOGETHER[word] if effect.kind == "interaction" else word
+    return INTERACTION_WORDS[word] if effect.kind == "interaction" else word
 
 
 def device(run: Run) -> str:
+    """The name of the device that a run was measured on."""
     return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
 
 
-def first_setting(run: Run) -> str:
-    """How to call the setting that the others are compared with."""
-    return "plain" if next(iter(run.settings)) == "plain" else "the first"
+def first_setting_name(run: Run) -> str:
+    """`plain` or `the first`: what texts call the setting that the others are compared with."""
+    return "plain" if run.first_setting == PLAIN else "the first"

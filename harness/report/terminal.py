@@ -18,16 +18,17 @@ COMMAND = "  "  # begins a line that is a command
 WIDEST = 120  # the most characters of a line in a terminal: longer lines are hard to follow
 
 
-def show(what: RenderableType, file: TextIO) -> None:
-    """Prints with the colours and the width of a terminal; plain text where the file is none. Of a text lines
-    that begin with COMMAND are printed whole, however long: they are to be copied."""
+def show(renderable: RenderableType, file: TextIO) -> None:
+    """Prints with the colours and the width of a terminal, or as plain text to another file. Lines of a str
+    that begin with COMMAND are never broken, so that they can be copied."""
     if file.isatty():
         console = _console(file=file, color_system=None if os.environ.get("NO_COLOR") else "auto")
         console.width = min(console.width, WIDEST)
-        console.print(_whole(what), crop=False)
+        console.print(_with_whole_commands(renderable), crop=False)
     else:
         encoding = file.encoding or "utf-8"
-        print(plain(what).encode(encoding, "replace").decode(encoding), file=file)
+        # A character that the encoding cannot hold becomes `?`.
+        print(plain(renderable).encode(encoding, "replace").decode(encoding), file=file)
     file.flush()
 
 
@@ -36,24 +37,25 @@ def line_width() -> int:
     return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else WIDTH
 
 
-def plain(what: RenderableType, columns: int | None = None) -> str:
+def plain(renderable: RenderableType, columns: int | None = None) -> str:
     """The text without colours and without blanks at the ends of lines.
 
-    columns: laid out as for a terminal of this width; None: as for a file
+    columns: the width of the terminal that it is laid out for; None: for a file
     """
     file, is_terminal = io.StringIO(), columns is not None
     console = _console(file=file, color_system=None, force_terminal=is_terminal, width=columns or WIDTH)
-    console.print(_whole(what), crop=False)
+    console.print(_with_whole_commands(renderable), crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _whole(what: RenderableType) -> RenderableType:
+def _with_whole_commands(renderable: RenderableType) -> RenderableType:
+    """A str as lines of which commands are never broken; anything else as it is."""
     from rich.console import Group
     from rich.text import Text
 
-    if not isinstance(what, str):
-        return what
-    lines = what.split("\n")
+    if not isinstance(renderable, str):
+        return renderable
+    lines = renderable.split("\n")
     return Group(*(whole_line(line) if line.startswith(COMMAND) else Text(line) for line in lines))
 
 

@@ -1,11 +1,11 @@
-"""Numbers as text: times and ratios in the digits that their intervals support; groups."""
+"""Numbers as text: times and ratios in the digits that their intervals support. And items grouped by a
+key."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from harness.results.schema import Verdict
@@ -15,7 +15,21 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 WIDE = 20.0
-"""An interval whose upper end is more than this many times the lower, with 1 between, tells nothing."""
+"""An interval that contains 1 tells nothing where its upper end is more than this many times the lower
+one."""
+
+
+class TimeInterval(NamedTuple):
+    """A time and the ends of its interval, in microseconds; an end may be unknown."""
+
+    us: float
+    low_us: float | None
+    high_us: float | None
+
+
+class Unit(NamedTuple):
+    us: float  # how many microseconds it has
+    name: str
 
 
 def decimals(half_width: float) -> int:
@@ -24,19 +38,23 @@ def decimals(half_width: float) -> int:
     return max(0, -math.floor(math.log10(half_width / 3))) if half_width > 0 else 3
 
 
-def uncertain(value: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """A value in the digits that its interval supports; and the interval, as `± 1.1` or `(154 to 727)`."""
+def value_and_interval(value: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """A value in the digits that its interval supports; and the interval as `± 1.1`, or as `(154 to 727)`
+    where it is wider than a third of the value. The interval is empty where an end is missing."""
     if low is None or high is None:
         return f"{value:.4g}", ""
-    half = max(value - low, high - value)
-    digits = max(decimals(half), -math.floor(math.log10(value)))
-    number, low_end, high_end, more = (f"{v:.{digits}f}" for v in (value, low, high, half))
-    return number, f"({low_end} to {high_end})" if half > value / 3 else f"± {more}"
+    half_width = max(value - low, high - value)
+    digits = max(decimals(half_width), -math.floor(math.log10(value)))
+    interval = f"± {half_width:.{digits}f}"
+    if half_width > value / 3:
+        interval = f"({low:.{digits}f} to {high:.{digits}f})"
+    return f"{value:.{digits}f}", interval
 
 
-def uncertain_ratio(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+def ratio_and_interval(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
-    end is missing; the value is `?` without a ratio, and `not known` where the interval holds everything."""
+    end is missing. The first text is `?` without a value, and `not known` where the interval tells
+    nothing."""
     if value is None:
         return "?", ""
     if low is None or high is None:
@@ -47,106 +65,126 @@ def uncertain_ratio(value: float | None, low: float | None, high: float | None) 
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
 
 
-def ratio_text(of: Verdict | Comparison) -> str:
-    """`1.94x (1.85 to 2.03)`, see `uncertain_ratio`."""
-    return " ".join(uncertain_ratio(of.ratio, of.low, of.high)).rstrip()
+def ratio_text(comparison: Verdict | Comparison) -> str:
+    """`1.94x (1.85 to 2.03)`, see `ratio_and_interval`."""
+    ratio, interval = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
+    return f"{ratio} {interval}".rstrip()
 
 
-def short_ratio(of: Verdict | Comparison) -> str:
+def short_ratio(comparison: Verdict | Comparison) -> str:
     """`1.94x`, in the digits that the interval supports."""
-    return uncertain_ratio(of.ratio, of.low, of.high)[0]
+    ratio, _ = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
+    return ratio
 
 
-def versus(of: Verdict | Comparison, other: str, too_noisy: bool) -> str:
-    """What a comparison with another row says of the first, in words: `1.94x torch.sdpa (1.85 to 2.03)`."""
-    value, ends = uncertain_ratio(of.ratio, of.low, of.high)
-    if of.verdict == "faster":
-        return f"{value} {other} {ends}"
-    slower = "slower, round by round, than"
-    word = {"same": "the same as", "unclear": "indistinguishable from", "slower": slower}
-    ends = ends.replace(" to ", "x to ").replace(")", "x)")
-    noisy = ", too noisy" if too_noisy and of.verdict == "unclear" else ""
-    return f"{word[of.verdict]} {other} {ends}".rstrip() + noisy
+def versus(comparison: Verdict | Comparison, other: str, too_noisy: bool) -> str:
+    """What a comparison says of its first row, in words; `other` names the second: `1.94x torch.sdpa (1.85 to
+    2.03)`, or `the same as torch.sdpa (0.99x to 1.01x)`.
+
+    too_noisy: the noise is so large that no two rows can be called the same; this is said of an unclear
+    verdict
+    """
+    ratio, interval = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
+    if comparison.verdict == "faster":
+        return f"{ratio} {other} {interval}"
+    words = {
+        "same": "the same as",
+        "unclear": "indistinguishable from",
+        "slower": "slower, round by round, than",
+    }
+    interval = interval.replace(" to ", "x to ").replace(")", "x)")
+    noisy = ", too noisy" if too_noisy and comparison.verdict == "unclear" else ""
+    return f"{words[comparison.verdict]} {other} {interval}".rstrip() + noisy
 
 
-def counted(count: int, what: str = "case") -> str:
+def counted(count: int, noun: str = "case") -> str:
     """`1 case`, `2 cases`"""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def together(weights: Iterable[float]) -> str:
-    """How cases of these weights are summed."""
+def how_summed(weights: Iterable[float]) -> str:
+    """In words how the times of cases with these weights are summed."""
     return "weighted by the suite" if len(set(weights)) > 1 else "all cases together"
 
 
 def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
-    parts = [uncertain_ratio(of.ratio, of.low, of.high) if of else ("", "") for of in ratios]
-    numbers = aligned([number for number, _ in parts])
-    return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
+    texts = [ratio_and_interval(r.ratio, r.low, r.high) if r else ("", "") for r in ratios]
+    numbers = aligned([number for number, _ in texts])
+    return [f"{number} {interval}".rstrip() for number, (_, interval) in zip(numbers, texts, strict=True)]
 
 
-Interval = tuple[float, float | None, float | None]  # a time and the ends of its interval, in microseconds
-
-
-def time_column(times: Sequence[Interval | None]) -> tuple[str, list[str]]:
-    """The header and the cells of a column: all in the unit of the smallest time, unless that makes other
-    times too long to read, which then have units of their own."""
-    known = [time[0] for time in times if time]
-    least = unit(min(known, default=1.0))
-    together = max(known, default=1.0) / least[0] < 1e4
-    units = [least if together or time is None else unit(time[0]) for time in times]
-    parts = [
-        ("", "") if time is None else uncertain(*_divided(time, size))
-        for time, (size, _) in zip(times, units, strict=True)
-    ]
-    numbers = aligned([number for number, _ in parts])
+def time_column(times: Sequence[TimeInterval | None]) -> tuple[str, list[str]]:
+    """The header and the cells of a column. All are in the unit of the smallest time, which the header names.
+    Where the largest time would have too many digits in it, each cell names a unit of its own."""
+    known_us = [time.us for time in times if time]
+    smallest = unit(min(known_us, default=1.0))
+    share_unit = max(known_us, default=1.0) / smallest.us < 1e4
+    texts = []  # number, unit and interval of each cell
+    for time in times:
+        if time is None:
+            texts.append(("", "", ""))
+        elif share_unit:
+            number, interval = _in_unit(time, smallest)
+            texts.append((number, "", interval))
+        else:
+            own = unit(time.us)
+            number, interval = _in_unit(time, own)
+            texts.append((number, own.name, interval))
+    numbers = aligned([number for number, _, _ in texts])
     cells = [
-        " ".join(filter(None, [number, "" if together or not number else name, spread])).rstrip()
-        for number, (_, spread), (_, name) in zip(numbers, parts, units, strict=True)
+        " ".join(filter(None, [number, name, interval])).rstrip()
+        for number, (_, name, interval) in zip(numbers, texts, strict=True)
     ]
-    return (f"time, {least[1]}" if together else "time"), cells
+    return (f"time, {smallest.name}" if share_unit else "time"), cells
 
 
-def time_with_unit(time: Interval) -> str:
+def time_with_unit(time: TimeInterval) -> str:
     """`33.4 ms`: in the digits that the interval supports."""
-    size, name = unit(time[0])
-    return f"{uncertain(*_divided(time, size))[0]} {name}"
+    own = unit(time.us)
+    number, _ = _in_unit(time, own)
+    return f"{number} {own.name}"
 
 
-def _divided(time: Interval, by: float) -> Interval:
-    value, low, high = time
-    return value / by, low and low / by, high and high / by
+def _in_unit(time: TimeInterval, unit: Unit) -> tuple[str, str]:
+    low, high = (None if end is None else end / unit.us for end in (time.low_us, time.high_us))
+    return value_and_interval(time.us / unit.us, low, high)
 
 
-def unit(us: float) -> tuple[float, str]:
-    """The unit in which a time in microseconds reads well: how many microseconds it has, and its name."""
+def unit(us: float) -> Unit:
+    """The unit in which a time in microseconds reads well."""
     if us >= 1e6:
-        return 1e6, "s"
-    return (1e3, "ms") if us >= 1e3 else (1.0, "us")
+        return Unit(1e6, "s")
+    return Unit(1e3, "ms") if us >= 1e3 else Unit(1.0, "us")
 
 
 def aligned(numbers: Sequence[str]) -> list[str]:
     """The numbers padded to one width and aligned at their points; an empty text stays empty."""
-    parts = [re.fullmatch(r"(\d*)(.*)", number) for number in numbers]
-    split = [part.groups() if part else ("", "") for part in parts]
-    before, after = (max((len(part[side]) for part in split), default=0) for side in (0, 1))
-    return [f"{whole:>{before}}{rest:<{after}}" if whole or rest else "" for whole, rest in split]
+    parts = []
+    for number in numbers:
+        from_point = number.lstrip("0123456789")
+        parts.append((number.removesuffix(from_point), from_point))
+    before = max((len(whole) for whole, _ in parts), default=0)
+    after = max((len(from_point) for _, from_point in parts), default=0)
+    padded = [f"{whole:>{before}}{from_point:<{after}}" for whole, from_point in parts]
+    return [text if number else "" for text, number in zip(padded, numbers, strict=True)]
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits, or in all digits before the point; an empty text for None."""
+    """The value in so many significant digits, and never fewer than it has before the point; an empty text
+    for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def microseconds(value: float | None) -> str:
-    """A time in up to four digits with its unit: `48.1 ms`, `312 us`; an empty text for None."""
+    """A time in microseconds, in up to four digits with the unit that reads well: `48.1 ms`, `312 us`; an
+    empty text for None."""
     if value is None:
         return ""
-    size, name = unit(value)
-    return f"{value / size:.4g} {name}"
+    own = unit(value)
+    return f"{value / own.us:.4g} {own.name}"
 
 
 def duration(seconds: float) -> str:
@@ -158,15 +196,19 @@ def ranged(
     value: float | None, low: float | None, high: float | None, form: str = "+.4g", unit: str = ""
 ) -> str:
     """`2.00x (1.90 to 2.10)`: a value with its unit and the ends of its interval; an end that is not known is
-    `?`. No number has an exponent."""
-    most = max(abs(number or 0) for number in (value, low, high))
-    if form.endswith("g") and most >= 10 ** int(form[-2]) - 0.5:
-        form = f"{form.partition('.')[0]}.0f"
-    texts = ["?" if number is None else f"{number:{form}}" for number in (value, low, high)]
-    told = [] if value is None else [f"{texts[0]}{unit}"]
+    `?`. An unknown value, or an interval without ends, is left out. No number has an exponent.
+
+    form: as in `format`; where `g` would print an exponent, numbers have no digits after the point
+    """
+    sign, _, kind = form.partition(".")
+    known = [abs(number) for number in (value, low, high) if number is not None]
+    if kind.endswith("g") and max(known, default=0) >= 10 ** int(kind.rstrip("g")) - 0.5:
+        form = f"{sign}.0f"
+    texts = [] if value is None else [f"{value:{form}}{unit}"]
     if low is not None or high is not None:
-        told.append(f"({texts[1]} to {texts[2]})")
-    return " ".join(told)
+        low_text, high_text = ("?" if end is None else f"{end:{form}}" for end in (low, high))
+        texts.append(f"({low_text} to {high_text})")
+    return " ".join(texts)
 
 
 def extent(values: Iterable[float | None], digits: int = 3) -> str:

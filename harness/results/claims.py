@@ -1,7 +1,7 @@
 """Headline claims for AITER, compared with recorded runs.
 
-A claim names no baseline, so each is compared with three kinds of rival: naive torch, the best of torch, and
-Triton.
+A claim does not say what the kernel is faster than, so each is compared with three kinds of rival: naive
+torch, the best of torch, and Triton.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import kernels
 from harness.files import JsonObject
-from harness.results.comparison import paired
+from harness.results.comparison import compare_samples
 from harness.results.read import read, run_folders
 from harness.results.schema import Cell
 from kernels.platform import Platform
 
-RIVALS = {
+RIVALS = {  # kind of rival -> patterns of implementations
     "naive torch": ("torch.naive",),
     "the best of torch": ("torch.*", "hipblaslt.*", "aotriton*"),
     "Triton": ("triton.*", "vllm.triton*", "sglang.triton*"),
@@ -29,7 +29,8 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """time(b) / time(a) of one case, a and b each the fastest of its kind there."""
+    """time(b) / time(a) of one case. In that case a is the fastest of the claim's kernels, and b the fastest
+    rival of a kind; low and high are the ends of the ratio's interval."""
 
     ratio: float
     low: float
@@ -42,14 +43,15 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Test:
-    """What recorded runs say of a claim against one kind of rival."""
+    """What recorded runs say of a claim against one kind of rival. Attributes have their names in
+    `--json`."""
 
     op: str
-    said: str  # the claim in its own words
-    factor: float  # the claimed time of a rival over that of the kernel, at most
-    against: str  # the kind of rival
-    runs: tuple[str, ...]  # implementations of either side that this machine can time
-    cases: int  # how many cases both sides were measured at on the claim's hardware
+    said: str  # the claim in the words of its source
+    factor: float  # the claim: a rival takes up to this many times as long as the kernel
+    against: str  # the kind of rival, a key of RIVALS
+    runs: tuple[str, ...]  # the kernels and rivals that this machine can time
+    cases: int  # how many cases have times of both sides on the claim's hardware
     claimed: Ratio | None  # the largest ratio that the claim's kernels reached on the claim's hardware
     here: Ratio | None
     """The largest ratio that any kernel reached over the rival on this machine's architecture. It shows how
@@ -57,29 +59,32 @@ class Test:
     verdict: str  # supported, not supported, unclear, or that the claim's device was not measured
 
 
-def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
+def examine(document: JsonObject, platform: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
     """A test for each claim and kind of rival.
 
     document: the file of claims; its `kernels` are patterns of the implementations that the claims are about
-    cells: run folders and cells of any runs; each counts for the architecture that it was measured on
+    platform: this machine's
+    cells: cells of any runs, each with its run folder; a cell counts for the architecture that measured it
     """
     tests = []
     for claim in document["claims"]:
         op = claim["op"]
-        able = [
-            i.name for i in kernels.implementations(op) if i.available(here).ok and not i.interpreted(here)
+        can_time = [
+            implementation.name
+            for implementation in kernels.implementations(op)
+            if implementation.available(platform).ok and not implementation.interpreted(platform)
         ]
         claimed = document["kernels"]
         for against, rivals in RIVALS.items():
             on_claimed_arch = ratios(op, document["arch"], cells, claimed, rivals)
-            on_this_arch = ratios(op, here.arch, cells, ("*",), rivals)
+            on_this_arch = ratios(op, platform.arch, cells, ("*",), rivals)
             tests.append(
                 Test(
                     op=op,
                     said=claim["said"],
                     factor=claim["factor"],
                     against=against,
-                    runs=tuple(name for name in able if matches(name, (*claimed, *rivals))),
+                    runs=tuple(name for name in can_time if matches(name, (*claimed, *rivals))),
                     cases=len(on_claimed_arch),
                     claimed=max(on_claimed_arch, key=lambda r: r.ratio, default=None),
                     here=max(on_this_arch, key=lambda r: r.ratio, default=None),
@@ -96,15 +101,20 @@ def verdict(factor: float, ratios: Sequence[Ratio], device: str) -> str:
         return f"not measured on {device}"
     if any(r.low >= factor for r in ratios):
         return "supported"
-    return "not supported" if all(r.high < factor for r in ratios) else "unclear"
+    if all(r.high < factor for r in ratios):
+        return "not supported"
+    return "unclear"
 
 
 def ratios(
     op: str, arch: str, cells: Iterable[tuple[str, Cell]], claimed: Sequence[str], rivals: Sequence[str]
 ) -> list[Ratio]:
-    """One ratio for each run and case that has both sides: the fastest claimed kernel against the fastest
-    rival. The confidence is shared among all of them, because the largest is looked for (Bonferroni).
-    claimed, rivals: patterns of implementations"""
+    """One ratio for each run, case, launch mode and cache mode that has a time of both sides: the fastest
+    claimed kernel against the fastest rival. The intervals of all ratios together hold at CONFIDENCE
+    (Bonferroni), because the largest ratio is picked from them.
+
+    claimed, rivals: patterns of implementations
+    """
     sides: dict[tuple[str, str, str, str], tuple[list[Cell], list[Cell]]] = {}
     for run, cell in cells:
         if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:
@@ -113,18 +123,19 @@ def ratios(
                 rival_cells.append(cell)
             elif matches(cell.impl, claimed):
                 claimed_cells.append(cell)
-    pairs = []
     time_us = operator.attrgetter("time_us")
-    for (run, *_), (claimed_cells, rival_cells) in sides.items():
-        if claimed_cells and rival_cells:
-            pairs.append((run, min(claimed_cells, key=time_us), min(rival_cells, key=time_us)))
+    pairs = [
+        (run, min(claimed_cells, key=time_us), min(rival_cells, key=time_us))
+        for (run, _, _, _), (claimed_cells, rival_cells) in sides.items()
+        if claimed_cells and rival_cells
+    ]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
-    comparable = []
+    with_interval = []
     for run, a, b in pairs:
-        r = paired(a.samples, b.samples, confidence=confidence)
-        if r.low > 0:  # else there is no interval
-            comparable.append(Ratio(r.ratio, r.low, r.high, a.impl, b.impl, a.case, run))
-    return comparable
+        r = compare_samples(a.samples, b.samples, confidence=confidence)
+        if r.low > 0:  # `compare` gives 0 where too few rounds are shared for an interval
+            with_interval.append(Ratio(r.ratio, r.low, r.high, a.impl, b.impl, a.case, run))
+    return with_interval
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -1,13 +1,14 @@
 """Comparison of two recorded runs of the same cases, cell by cell, and of the devices of one run.
 
-Machines differ from one session to the next, so a cell is compared by its ratio to a baseline: an
-implementation that did not change between the runs and shared its rounds in both. The changes that other
-unchanged rows seem to have are the noise between sessions. Where different devices measured a case, the
-spread of the devices is added to it.
+A machine is not equally fast in two sessions, so a cell is compared by its ratio to a baseline: an
+implementation that did not change between the runs, and that was measured in the same rounds as the cell in
+both. Other unchanged rows seem to have changed, too; by how much is the noise between the sessions. Where
+different devices measured a case in the two runs, the spread of these devices is added to the noise.
 
-Devices of one type are compared within a pass of calibration, first or last, because the devices of a pass
-measured side by side; then the passes are pooled. Everything that is said of a type holds together at the
-confidence level (Bonferroni), if the noise is normal.
+A cluster calibrates its devices in two passes, before all other cases (`first`) and after them (`last`).
+Devices of one type are compared within a pass, because the devices of a pass measured side by side; then the
+ratios of the two passes are pooled. All statements on the devices of a type hold together at the confidence
+level (Bonferroni), if the noise is normal.
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ from typing import Literal
 
 from harness.machine.device import differing
 from harness.plan.settings import PLAIN
-from harness.results.read import RecordedRun
+from harness.results.read import CellKey, RecordedRun
 from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
 from harness.statistics.intervals import CONFIDENCE, students_t
 from harness.statistics.paired import Comparison, compare, measured, pooled, quotient, verdict, widened
 from harness.statistics.totals import TINY
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
+"""Facts of the machine that must be equal in two runs that are compared."""
 TERMS = ("op", "cache", "seed")
+"""Attributes of `Run` that must be equal, too."""
 CLOCKS_APART = 0.03  # clocks that differ by a larger share are different conditions
-MIN_FLOOR = 0.03  # the noise between sessions, where too few unchanged rows are there to show it
-ENOUGH = 3  # the number of unchanged rows that shows the noise between sessions
+MIN_SESSION_NOISE = 0.03
+"""The least noise between two sessions, as a share; it is also assumed where too few rows show the noise."""
+MIN_UNCHANGED = 3  # fewer unchanged rows do not show the noise between two sessions
 UNKNOWN_SPREAD = 0.08
 """The spread of devices that no run calibrated together: the average by which GPUs of one model in one
 cluster differ, from more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Single
 devices differ more, but the ratio to the baseline cancels what makes all rows of a device slower."""
-LAG = 0.02  # a device lags, or has drifted, where its interval lies beyond this share
+LAG = 0.02
+"""A device lags, or has drifted, where the interval of its ratio lies further than this share from 1."""
 NOISY = 0.05
-"""Devices that were not told apart but may differ by more than this were measured too noisily to tell."""
+"""Devices that are not known to differ, but may differ by more than this share, were measured too noisily."""
 
 
-def paired(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Comparison:
-    """`compare` over the rounds that both have, without noise; they must be of one case of one run."""
+def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Comparison:
+    """`compare` over the rounds that both have, without noise. Both must be of one case of one run."""
     times_a, times_b = a.by_round, b.by_round
     shared = sorted(times_a.keys() & times_b.keys())
     return compare(
@@ -57,8 +62,8 @@ def paired(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Comparison
 
 
 @dataclass(frozen=True)
-class Row:
-    """A cell that has a time in both runs."""
+class ComparedRow:
+    """A cell that has a time in both runs, A and B."""
 
     case: str
     name: str
@@ -66,183 +71,192 @@ class Row:
     a_us: float
     b_us: float
     baseline: str  # the row that both cells are relative to; empty where absolute times were compared
-    changed: bool | None  # whether its source, its library or what that picked changed; None: not known
+    changed: bool | None
+    """Whether its source, its library, or what the library picked changed; None where that is not known."""
     comparison: Comparison  # time in A over time in B, both relative to the baseline; > 1: B is faster
     drift: bool = False  # it did not change, but its absolute time did
     spread: float = 0.0  # what is added to the noise because different devices measured A and B
 
 
 @dataclass
-class Compared:
-    rows: list[Row]
+class RunComparison:
+    rows: list[ComparedRow]
     noise: float  # between the sessions
     noise_from: str  # what the noise is derived from
     incompatible: list[str] = field(default_factory=list)  # differences that forbid the comparison
-    notes: list[str] = field(default_factory=list)  # differences that may be why a row moved
-    missing: list[str] = field(default_factory=list)  # cells with a time in one of the runs only, and why
-    lost: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By case and name, the status in B of cells with a time in A alone, although B tried."""
+    notes: list[str] = field(default_factory=list)  # other differences, which may explain a changed ratio
+    missing: list[str] = field(default_factory=list)
+    """A sentence for each cell that has a time in only one of the runs: where it has none, and why."""
+    lost: dict[CellKey, str] = field(default_factory=dict)
+    """Cells that have a time in A, and that B tried without getting one, with their status in B."""
 
     @property
-    def regressions(self) -> list[Row]:
+    def regressions(self) -> list[ComparedRow]:
         return [row for row in self.rows if row.comparison.verdict == "slower"]
 
 
-def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> Compared:
-    """Every cell that has a time in both; all verdicts together hold at the confidence (Bonferroni)."""
-    timed = [{k for k, c in run.cells.items() if c.status == "ok" and c.time_us} for run in (a, b)]
-    in_both = timed[0] & timed[1]
-    shared = [key for key in a.cells if key in in_both]
-    share = 1 - (1 - confidence) / max(1, len(shared))
+def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> RunComparison:
+    """Compares every cell that has a time in both runs. All verdicts together hold at the confidence level
+    (Bonferroni)."""
+    timed_a, timed_b = _timed_cells(a), _timed_cells(b)
+    shared = [key for key in timed_a if key in timed_b]
+    row_confidence = 1 - (1 - confidence) / max(1, len(shared))
     baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
-    raw = [_row(a, b, key, baselines[key[0]], share) for key in shared]
-    noise, source = _between_sessions(raw)
+    rows = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
+    session_noise, noise_from = _noise_between_sessions(rows)
     moved = {
         case: (a.devices[case], b.devices[case])
         for case in a.devices
         if case in b.devices and a.devices[case].identity != b.devices[case].identity
     }
-    apart = {case: _apart(a, b, *devices) for case, devices in moved.items()}
-    rows = []
-    for row in raw:
-        spread, _ = apart.get(row.case, (0.0, ""))
-        within = max(noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
+    spreads_of_moved = {case: _spread_of_two(a, b, *devices) for case, devices in moved.items()}
+    for place, row in enumerate(rows):
+        spread, _ = spreads_of_moved.get(row.case, (0.0, ""))
+        noise = max(session_noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
         # Absolute times of two sessions give no verdict.
-        word = verdict(row.comparison.low, row.comparison.high, noise=within) if row.baseline else "unclear"
-        rows.append(replace(row, spread=spread, comparison=replace(row.comparison, verdict=word)))
-    missing = [
-        f"{key[1]} at {key[0]}: {_absence('B', b, key) if key in timed[0] else _absence('A', a, key)}"
-        for key in dict.fromkeys([*a.cells, *b.cells])
-        if key in timed[0] ^ timed[1]
-    ]
-    lost: dict[tuple[str, str], str] = {
-        key: b.cells[key].status
-        for key in a.cells
-        if key in timed[0] - timed[1] and key in b.cells and b.cells[key].status not in ("ok", "checked")
+        ratio = row.comparison
+        word = verdict(ratio.low, ratio.high, noise=noise) if row.baseline else "unclear"
+        rows[place] = replace(row, spread=spread, comparison=replace(ratio, verdict=word))
+    missing = []
+    for case, name in dict.fromkeys([*a.cells, *b.cells]):
+        if (case, name) in timed_a and (case, name) not in timed_b:
+            missing.append(f"{name} at {case}: {_why_no_time('B', b.cells.get((case, name)))}")
+        elif (case, name) in timed_b and (case, name) not in timed_a:
+            missing.append(f"{name} at {case}: {_why_no_time('A', a.cells.get((case, name)))}")
+    tried_in_b = {key: b.cells[key].status for key in timed_a if key in b.cells and key not in timed_b}
+    lost: dict[CellKey, str] = {
+        key: status for key, status in tried_in_b.items() if status not in ("ok", "checked")
     }
     incompatible, notes = _differences(a, b, moved)
-    for (added, how), count in Counter(apart.values()).items():
+    for (spread, source), count in Counter(spreads_of_moved.values()).items():
         cases = f"{count} case" if count == 1 else f"{count} cases"
-        notes.append(f"the noise of {cases} has {added:.1%} more: {how}")
-    return Compared(rows, noise, source, incompatible, notes, missing, lost)
+        notes.append(f"the noise of {cases} has {spread:.1%} more: {source}")
+    return RunComparison(rows, session_noise, noise_from, incompatible, notes, missing, lost)
+
+
+def _timed_cells(run: RecordedRun) -> list[CellKey]:
+    """In recorded order."""
+    return [key for key, cell in run.cells.items() if cell.status == "ok" and cell.time_us]
 
 
 def _differences(
     a: RecordedRun, b: RecordedRun, moved: Mapping[str, tuple[DeviceUsed, DeviceUsed]]
 ) -> tuple[list[str], list[str]]:
-    """Whether two runs are alike: differences that forbid comparing them, and others.
+    """The differences that forbid comparing two runs, and other differences.
 
-    moved: the devices of each case that different devices measured
+    moved: by case the devices of A and of B, for the cases that different devices measured
     """
-    then, now = a.run.provenance, b.run.provenance
-    forbid = [_differ(*each) for each in differing(then, now, MACHINE, ())]
-    forbid += [_differ(name, getattr(a.run, name), getattr(b.run, name)) for name in TERMS]
+    facts_a, facts_b = a.run.provenance, b.run.provenance
+    forbidding = [_difference(*fact) for fact in differing(facts_a, facts_b, MACHINE, ())]
+    forbidding += [_difference(name, getattr(a.run, name), getattr(b.run, name)) for name in TERMS]
     if a.run.settings != b.run.settings:
-        forbid.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
+        forbidding.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
-            forbid.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
-    notes = [_differ(*each) for each in differing(then, now, (), ("versions", "environment"))]
-    notes.append(_differ("schema of the record", a.run.schema_version, b.run.schema_version))
-    notes.append(_differ("suite", a.run.suite, b.run.suite))
+            forbidding.append(_difference(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
+    notes = [_difference(*fact) for fact in differing(facts_a, facts_b, (), ("versions", "environment"))]
+    notes.append(_difference("schema of the record", a.run.schema_version, b.run.schema_version))
+    notes.append(_difference("suite", a.run.suite, b.run.suite))
     if moved:
-        (case, devices), *others = moved.items()
-        more = f" and {len(others)} more of the cases" if others else ""
-        notes.append(f"{_differ('device', *(device.name for device in devices))} at {case}{more}")
+        (case, (device_a, device_b)), *others = moved.items()
+        further = f" and {len(others)} more of the cases" if others else ""
+        notes.append(f"{_difference('device', device_a.name, device_b.name)} at {case}{further}")
     for run in (a, b):
         if run.run.provenance.get("git", {}).get("dirty"):
             notes.append(f"{run.folder} was measured from a checkout with changes that no commit holds")
-    return list(filter(None, forbid)), list(filter(None, notes))
+    return list(filter(None, forbidding)), list(filter(None, notes))
 
 
-def _differ(name: str, a: object, b: object) -> str:
+def _difference(name: str, a: object, b: object) -> str:
     """A sentence; empty where the two are equal."""
     if a == b:
         return ""
-    of_a, of_b = ("unknown" if value in (None, "") else value for value in (a, b))
-    return f"{name} differs: {of_a} and {of_b}"
+    known_a, known_b = ("unknown" if value in (None, "") else value for value in (a, b))
+    return f"{name} differs: {known_a} and {known_b}"
 
 
-def _apart(a: RecordedRun, b: RecordedRun, of_a: DeviceUsed, of_b: DeviceUsed) -> tuple[float, str]:
-    """By which share two devices may differ at most, by runs that calibrated both, and how that is known."""
-    known = [
-        (spread.most, f"what devices of type {spread.type} may differ by, calibrated in {run.folder}")
-        for run in (a, b)
-        for spread in spreads(run.calibrations)
-        if {of_a.identity, of_b.identity} <= {run.identities.get(name, name) for name in spread.devices}
-    ]
+def _spread_of_two(
+    a: RecordedRun, b: RecordedRun, device_a: DeviceUsed, device_b: DeviceUsed
+) -> tuple[float, str]:
+    """The share by which two devices may differ at most, from runs that calibrated both, and its source."""
+    both = {device_a.identity, device_b.identity}
+    known = []
+    for run in (a, b):
+        for spread in spreads(run.calibrations):
+            if both <= {run.identities.get(name, name) for name in spread.devices}:
+                source = f"what devices of type {spread.type} may differ by, calibrated in {run.folder}"
+                known.append((spread.max_difference, source))
     return max(known, default=(UNKNOWN_SPREAD, "assumed, as no run calibrated both devices"))
 
 
-def _absence(where: str, run: RecordedRun, key: tuple[str, str]) -> str:
-    """Why a cell has no time in a run, which is called `where`."""
-    cell = run.cells.get(key)
-    return f"not in {where}" if cell is None else f"{cell.status} in {where}: {cell.reason}".rstrip(": ")
+def _why_no_time(run_name: str, cell: Cell | None) -> str:
+    if cell is None:
+        return f"not in {run_name}"
+    return f"{cell.status} in {run_name}: {cell.reason}".rstrip(": ")
 
 
 def _changed(a: Cell, b: Cell) -> bool | None:
+    """See ComparedRow.changed."""
     if (a.version, a.picked) != (b.version, b.picked):
         return True
     return a.source != b.source if a.source and b.source else None
 
 
-def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed: Iterable[tuple[str, str]]) -> str:
-    """The baseline of run A, or the first other row if the baseline changed: of rows that are not known to
-    have changed. Empty where there is none.
+def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed: Iterable[CellKey]) -> str:
+    """The row that the others of a case are compared with: the baseline of run A, or if that is known to have
+    changed the first by name of the rows that are not known to have changed. Empty where all changed.
 
     timed: the cells that have a time in both runs
     """
-    plain = [name for of, name in timed if of == case and a.cells[of, name].setting == PLAIN]
-    names = [name for name in plain if not _changed(a.cells[case, name], b.cells[case, name])]
-    return min(names, key=lambda name: (name != a.run.baseline, name), default="")
+    plain = [name for of_case, name in timed if of_case == case and a.cells[case, name].setting == PLAIN]
+    unchanged = [name for name in plain if not _changed(a.cells[case, name], b.cells[case, name])]
+    return a.run.baseline if a.run.baseline in unchanged else min(unchanged, default="")
 
 
-def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], baseline: str, confidence: float) -> Row:
+def _row_without_noise(
+    a: RecordedRun, b: RecordedRun, key: CellKey, baseline: str, confidence: float
+) -> ComparedRow:
     case, name = key
-    before, after = a.cells[key], b.cells[key]
-    assert before.time_us and after.time_us
-    changed = _changed(before, after)
-    moved = quotient(
-        measured(before.time_us, before.low_us, before.high_us),
-        measured(after.time_us, after.low_us, after.high_us),
+    cell_a, cell_b = a.cells[key], b.cells[key]
+    assert cell_a.time_us and cell_b.time_us
+    changed = _changed(cell_a, cell_b)
+    absolute = quotient(
+        measured(cell_a.time_us, cell_a.low_us, cell_a.high_us),
+        measured(cell_b.time_us, cell_b.low_us, cell_b.high_us),
     )
-    comparison = moved
+    comparison = absolute
     if baseline and name != baseline:
-        then = paired(before.samples, a.cells[case, baseline].samples, confidence=confidence)
-        now = paired(after.samples, b.cells[case, baseline].samples, confidence=confidence)
-        comparison = quotient(now, then)
-    return Row(
-        case=case,
-        name=name,
-        weight=before.weight,
-        a_us=before.time_us,
-        b_us=after.time_us,
-        baseline="" if name == baseline else baseline,
-        changed=changed,
-        comparison=comparison,
-        drift=changed is False and (moved.low > 1 + MIN_FLOOR or moved.high < 1 - MIN_FLOOR),
-    )
+        in_a = compare_samples(cell_a.samples, a.cells[case, baseline].samples, confidence=confidence)
+        in_b = compare_samples(cell_b.samples, b.cells[case, baseline].samples, confidence=confidence)
+        comparison = quotient(in_b, in_a)
+    time_moved = absolute.low > 1 + MIN_SESSION_NOISE or absolute.high < 1 - MIN_SESSION_NOISE
+    return ComparedRow(
+        case=case, name=name, weight=cell_a.weight, a_us=cell_a.time_us, b_us=cell_b.time_us,
+        baseline="" if name == baseline else baseline, changed=changed, comparison=comparison,
+        drift=changed is False and time_moved,
+    )  # fmt: skip
 
 
-def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
-    """The most that an unchanged row moved, against a baseline that did not change either."""
-    moves = [abs(math.log(row.comparison.ratio)) for row in rows if row.changed is False and row.baseline]
-    if len(moves) < ENOUGH:
-        return MIN_FLOOR, f"assumed, as {len(moves)} unchanged rows are too few to show it"
-    how = f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
-    return max(MIN_FLOOR, math.expm1(max(moves))), how
+def _noise_between_sessions(rows: Sequence[ComparedRow]) -> tuple[float, str]:
+    """The largest change, as a share, that an unchanged row seems to have; and how that is known."""
+    changes = [abs(math.log(row.comparison.ratio)) for row in rows if row.changed is False and row.baseline]
+    if len(changes) < MIN_UNCHANGED:
+        return MIN_SESSION_NOISE, f"assumed, as {len(changes)} unchanged rows are too few to show it"
+    source = f"the most that {len(changes)} unchanged rows moved by, at least 3 %"
+    return max(MIN_SESSION_NOISE, math.expm1(max(changes))), source
 
 
-def totals(compared: Iterable[Row]) -> dict[str, float]:
-    """For each implementation the time of its cases together in A over that in B, as far as the baseline
-    tells it; each case counts with its weight."""
-    of_a, of_b = defaultdict[str, float](float), defaultdict[str, float](float)
-    for row in compared:
+def total_speedups(rows: Iterable[ComparedRow]) -> dict[str, float]:
+    """By implementation the time of all its cases together in A over that in B; each case counts with its
+    weight. The time in B is the time in A over the ratio relative to the baseline, so that a change of the
+    machine does not count; rows without a baseline are left out."""
+    total_a, total_b = defaultdict[str, float](float), defaultdict[str, float](float)
+    for row in rows:
         if row.baseline:
-            us = (row.weight or TINY) * row.a_us
-            of_a[row.name] += us
-            of_b[row.name] += us / row.comparison.ratio
-    return {name: of_a[name] / of_b[name] for name in of_a}
+            weighted_us = (row.weight or TINY) * row.a_us
+            total_a[row.name] += weighted_us
+            total_b[row.name] += weighted_us / row.comparison.ratio
+    return {name: total_a[name] / total_b[name] for name in total_a}
 
 
 # Devices of one run
@@ -274,7 +288,7 @@ class Spread:
         return "alike" if self.widest.high <= 1 + NOISY else "noisy"
 
     @property
-    def most(self) -> float:
+    def max_difference(self) -> float:
         """By which share two devices may differ: the interval's upper end, so that noise hides nothing."""
         return self.widest.high - 1
 
@@ -284,56 +298,81 @@ class Spread:
 
     @property
     def drifted(self) -> list[DeviceRatio]:
-        beyond = 1 + LAG
-        return [r for r in self.drifts if r.comparison.low > beyond or r.comparison.high < 1 / beyond]
+        most, least = 1 + LAG, 1 / (1 + LAG)
+        return [r for r in self.drifts if r.comparison.low > most or r.comparison.high < least]
+
+
+CaseTimes = dict[tuple[str, str], Comparison]
+"""The time that each device took for one case in each pass, in microseconds, by device and pass."""
 
 
 def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
     """The spread of each type of which two or more devices measured the same case."""
-    types = defaultdict[str, list[Calibration]](list)
+    by_type = defaultdict[str, list[Calibration]](list)
     for calibration in calibrations:
-        types[calibration.type].append(calibration)
-    return [found for type, made in types.items() if (found := _spread(type, made))]
+        by_type[calibration.type].append(calibration)
+    maybe_spreads = [_spread(type, of_type) for type, of_type in by_type.items()]
+    return [spread for spread in maybe_spreads if spread]
 
 
 def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
+    """None where no two devices measured the same case in the same pass."""
     devices = list(dict.fromkeys(c.device for c in calibrations))
-    cases = list(dict.fromkeys(c.case for c in calibrations))
-    # A resumed run has several first times of a device, which are pooled.
-    repeated = defaultdict[tuple[str, str, str], list[Comparison]](list)
-    for c in calibrations:
-        repeated[c.case, c.device, c.when].append(measured(c.time_us, c.low_us, c.high_us))
-    times = {key: pooled(of) for key, of in repeated.items()}
-
-    pairs: dict[tuple[str, str, str], Comparison] = {}  # the time of a device over that of another, by case
-    for case, (a, b) in itertools.product(cases, itertools.permutations(devices, 2)):
-        passes = [
-            quotient(times[case, a, when], times[case, b, when])
-            for when in ("first", "last")
-            if (case, a, when) in times and (case, b, when) in times
-        ]
-        if passes:
-            pairs[case, a, b] = pooled(passes)
-    if not pairs:
+    times = {case: _times_of_case(case, calibrations) for case in dict.fromkeys(c.case for c in calibrations)}
+    # The time of each device over that of each other one, by case: each pair is there in both directions.
+    ratios = {case: _ratios_of_devices(devices, times[case]) for case in times}
+    directed_pairs = [ratio for of_case in ratios.values() for ratio in of_case.values()]
+    if not directed_pairs:
         return None
-    each = 1 - (1 - CONFIDENCE) / (len(pairs) / 2)
-    wider = students_t(math.inf, each) / students_t(math.inf, CONFIDENCE)
-    pairs = {key: widened(ratio, wider) for key, ratio in pairs.items()}
+    pair_confidence = 1 - (1 - CONFIDENCE) / (len(directed_pairs) / 2)
+    factor = students_t(math.inf, pair_confidence) / students_t(math.inf, CONFIDENCE)
     to_median, drifts = [], []
-    for case in cases:
-        of = {device: [t for key, t in times.items() if key[:2] == (case, device)] for device in devices}
-        by_time = sorted((pooled(each).ratio, device) for device, each in of.items() if each)
-        # The faster of the two in the middle of an even number.
-        _, median = by_time[(len(by_time) - 1) // 2]
+    for case, case_times in times.items():
+        median = _median_device(devices, case_times)
         for device in devices:
             if device == median:
                 to_median.append(DeviceRatio(device, case, Comparison(1.0, 1.0, 1.0, "same")))
-            elif (case, device, median) in pairs:
-                to_median.append(DeviceRatio(device, case, pairs[case, device, median]))
-            first, last = (times.get((case, device, when)) for when in ("first", "last"))
-            if first and last:
-                drifts.append(DeviceRatio(device, case, widened(quotient(last, first), wider)))
-    # Each ratio is among the pairs in both directions, so the largest one is at least 1.
-    largest, low, high = (max(getattr(of, end) for of in pairs.values()) for end in ("ratio", "low", "high"))
-    widest = Comparison(largest, max(1.0, low), high, "unclear")
+            elif (device, median) in ratios[case]:
+                to_median.append(DeviceRatio(device, case, widened(ratios[case][device, median], factor)))
+            if (device, "first") in case_times and (device, "last") in case_times:
+                drift = quotient(case_times[device, "last"], case_times[device, "first"])
+                drifts.append(DeviceRatio(device, case, widened(drift, factor)))
+    # One of the two directions of each pair has a ratio of 1 or more, so the largest ratio is at least 1.
+    wide_pairs = [widened(ratio, factor) for ratio in directed_pairs]
+    widest = Comparison(
+        ratio=max(pair.ratio for pair in wide_pairs),
+        low=max(1.0, *(pair.low for pair in wide_pairs)),
+        high=max(pair.high for pair in wide_pairs),
+        verdict="unclear",
+    )
     return Spread(type, devices, to_median, drifts, widest)
+
+
+def _times_of_case(case: str, calibrations: Iterable[Calibration]) -> CaseTimes:
+    # A resumed run has several first times of a device, which are pooled.
+    repeated = defaultdict[tuple[str, str], list[Comparison]](list)
+    for c in calibrations:
+        if c.case == case:
+            repeated[c.device, c.when].append(measured(c.time_us, c.low_us, c.high_us))
+    return {device_and_pass: pooled(measurements) for device_and_pass, measurements in repeated.items()}
+
+
+def _ratios_of_devices(devices: Sequence[str], times: CaseTimes) -> dict[tuple[str, str], Comparison]:
+    """The time of device a over that of device b in one case, for all pairs (a, b) that share a pass."""
+    ratios = {}
+    for a, b in itertools.permutations(devices, 2):
+        shared = [when for when in ("first", "last") if (a, when) in times and (b, when) in times]
+        if shared:
+            ratios[a, b] = pooled([quotient(times[a, when], times[b, when]) for when in shared])
+    return ratios
+
+
+def _median_device(devices: Sequence[str], times: CaseTimes) -> str:
+    """The device with the median time of a case; of an even number the faster of the two in the middle."""
+    by_time = []
+    for device in devices:
+        of_device = [time for (measured_by, _), time in times.items() if measured_by == device]
+        if of_device:
+            by_time.append((pooled(of_device).ratio, device))
+    _, median = sorted(by_time)[(len(by_time) - 1) // 2]
+    return median

@@ -1,4 +1,5 @@
-"""Effects of flags on an implementation in a case, alone and in pairs; which kernels a setting changed."""
+"""Effects of flags, alone and in pairs, on an implementation in a case; and which kernels a setting
+changed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.plan.settings import value_text
 from harness.results.schema import Cell, Record, Verdict
@@ -17,30 +19,34 @@ MAIN_SHARE = 0.1  # a kernel with a smaller share of a call's time does not tell
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change of one flag does to the time (`main`), or by which factor it does more where another flag
-    is changed too (`interaction`: 1 where the two are independent)."""
+    """An effect of kind `main` is the speedup that a change of one flag brings; one of kind `interaction` is
+    the factor by which that speedup is larger where another flag is changed too: 1 if they are
+    independent."""
 
-    kind: str
+    kind: Literal["main", "interaction"]
     what: str  # the change in words
-    comparison: Comparison  # ratio > 1: the change makes calls faster
+    comparison: Comparison  # its ratio is the speedup or the factor; > 1: faster
 
 
-def _only(a: Cell, b: Cell) -> list[str]:
+def _only_in_a(a: Cell, b: Cell) -> list[str]:
     """What ran in a but not in b, without kernels that take hardly any time."""
-    total = sum(a.kernel_us) or 1.0
-    pairs = zip(a.kernels, a.kernel_us, strict=True)
-    names = [name for name, us in pairs if us >= MAIN_SHARE * total and name not in b.kernels]
+    total_us = sum(a.kernel_us)
+    times = zip(a.kernels, a.kernel_us, strict=True)
+    main = [name for name, us in times if us > 0 and us >= MAIN_SHARE * total_us]
+    only_in_a = [name for name in main if name not in b.kernels]
     if a.picked not in ("", b.picked):
-        names.append(a.picked)
-    return names + [word for word in a.ran if word not in b.ran]
+        only_in_a.append(a.picked)
+    return only_in_a + [name for name in a.ran if name not in b.ran]
 
 
 def changes(a: Cell, b: Cell) -> str:
-    """`what ran in a only -> what ran in b only`; empty if the same kernels ran in both, as far as is known
-    from names, from what a library says that it picked, from oneDNN's implementations and from hashes of
-    Triton's machine code."""
-    gone, new = _only(a, b), _only(b, a)
-    return f"{', '.join(gone) or 'nothing'} -> {', '.join(new) or 'nothing'}" if gone or new else ""
+    """`what ran in a only -> what ran in b only`; empty if the same kernels ran in both. That is known from
+    the names of kernels, from what a library says that it picked, from the names of oneDNN's implementations
+    and from hashes of Triton's machine code."""
+    only_in_a, only_in_b = _only_in_a(a, b), _only_in_a(b, a)
+    if not (only_in_a or only_in_b):
+        return ""
+    return f"{', '.join(only_in_a) or 'nothing'} -> {', '.join(only_in_b) or 'nothing'}"
 
 
 def effects(
@@ -51,71 +57,77 @@ def effects(
     margin: float = MARGIN,
 ) -> list[Effect]:
     """The main effect of each flag, from its first value to each other value, averaged over all settings of
-    the other flags, and the interaction of each two flags. They come from the rounds that all settings have.
-    Empty where the settings are not a whole factorial design.
+    the other flags; and the interaction of each two flags. The effects come from the rounds in which all
+    settings were timed. Empty where the settings are not a whole factorial design: all combinations of the
+    flags' values, each once.
 
     cells:      of one implementation and case, by setting
     settings:   the values of the flags, by setting; all settings have the same flags
+    noise:      that of the implementation in this case
     confidence: of all effects together (Bonferroni)
     """
-    flags = next(iter(settings.values()), {})
-    values = {flag: list(dict.fromkeys(of[flag] for of in settings.values())) for flag in flags}
-    complete = math.prod(map(len, values.values()))
+    values: dict[str, list[str | None]] = {}  # by flag; the first setting's value is the first
+    for flag_values in settings.values():
+        for flag, value in flag_values.items():
+            if value not in values.setdefault(flag, []):
+                values[flag].append(value)
+    combinations = math.prod(map(len, values.values()))
     times = {setting: cells[setting].samples.by_round for setting in settings}
-    if len(settings) != complete or complete < 2 or not all(times.values()):
+    if len(settings) != combinations or combinations < 2:
         return []
     shared = sorted(set.intersection(*map(set, times.values())))
     if not shared:
         return []
-    logs = {setting: [math.log(seconds[place]) for place in shared] for setting, seconds in times.items()}
     contrasts = list(_contrasts(settings, values))
-    each = 1 - (1 - confidence) / len(contrasts)
+    effect_confidence = 1 - (1 - confidence) / len(contrasts)
     found = []
     for kind, what, weights in contrasts:
-        sums = [
-            sum(weight * logs[setting][i] for setting, weight in weights.items()) for i in range(len(shared))
-        ]
-        over_blocks = interval(zip((block for block, _ in shared), sums, strict=True), each)
-        ratio, low, high = (math.exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
+        by_block = []
+        for block, index in shared:
+            logs = [weight * math.log(times[setting][block, index]) for setting, weight in weights.items()]
+            by_block.append((block, sum(logs)))
+        over_blocks = interval(by_block, effect_confidence)
+        low, high = math.exp(over_blocks.low), math.exp(over_blocks.high)
         word = verdict(low, high, noise=noise, margin=margin)
-        found.append(Effect(kind, what, Comparison(ratio, low, high, word)))
+        found.append(Effect(kind, what, Comparison(math.exp(over_blocks.mean), low, high, word)))
     return found
 
 
 def _contrasts(
     settings: Mapping[str, Mapping[str, str | None]], values: Mapping[str, Sequence[str | None]]
-) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """For each change of one flag, then of two flags together: the kind of its effect, the change in words,
-    and the weight of the log time under each setting that has the first or the changed values.
+) -> Iterator[tuple[Literal["main", "interaction"], str, dict[str, float]]]:
+    """Yields the kind of each effect, the change in words, and weights by setting: the effect is the sum of
+    the weighted logarithms of the times. Settings with a third value of a flag have no weight.
 
-    values: those of each flag, the first one first
+    values: those of each flag, the first setting's first
     """
-    for flags in (*itertools.combinations(values, 1), *itertools.combinations(values, 2)):
-        averaged = len(settings) / math.prod(len(values[flag]) for flag in flags)
-        for change in itertools.product(*(values[flag][1:] for flag in flags)):
-            changed = dict(zip(flags, change, strict=True))
-            weights = {}
-            for setting, of in settings.items():
-                if all(of[flag] in (values[flag][0], value) for flag, value in changed.items()):
-                    count = sum(of[flag] == value for flag, value in changed.items())
-                    # Main: first minus changed. Interaction: one changed minus both or none changed.
-                    sign = 1 if count == len(flags) - 1 else -1
-                    weights[setting] = sign / averaged
-            if len(flags) == 1:
-                (flag,) = flags
-                yield "main", f"{flag}: {value_text(values[flag][0])} -> {value_text(changed[flag])}", weights
-            else:
-                words = [f"{flag}={value_text(value)}" for flag, value in changed.items()]
-                yield "interaction", " with ".join(words), weights
+    for flag, (first, *changed_values) in values.items():
+        averaged = len(settings) / len(values[flag])  # settings of the other flags
+        for changed in changed_values:
+            signs = {first: 1, changed: -1}  # a speedup is the time before over the time after
+            yield (
+                "main",
+                f"{flag}: {value_text(first)} -> {value_text(changed)}",
+                {s: signs[of[flag]] / averaged for s, of in settings.items() if of[flag] in signs},
+            )
+    for flag_a, flag_b in itertools.combinations(values, 2):
+        averaged = len(settings) / (len(values[flag_a]) * len(values[flag_b]))
+        for a, b in itertools.product(values[flag_a][1:], values[flag_b][1:]):
+            # The speedup of both over the product of the speedups of each alone.
+            first_a, first_b = values[flag_a][0], values[flag_b][0]
+            signs_of_two = {(first_a, first_b): -1, (a, first_b): 1, (first_a, b): 1, (a, b): -1}
+            pairs = {s: (of[flag_a], of[flag_b]) for s, of in settings.items()}
+            weights = {s: signs_of_two[p] / averaged for s, p in pairs.items() if p in signs_of_two}
+            yield "interaction", f"{flag_a}={value_text(a)} with {flag_b}={value_text(b)}", weights
 
 
 def lost(records: Iterable[Record], first: str) -> list[Cell]:
-    """Cells without a time of rows that have one under the first setting in the same case."""
+    """The cells that have no time, although the same row has one in that case under the setting `first`."""
     cells = [record for record in records if isinstance(record, Cell)]
     timed = {(c.case, c.impl, c.launch) for c in cells if c.setting == first and c.time_us}
     return [c for c in cells if not c.time_us and (c.case, c.impl, c.launch) in timed]
 
 
 def regressions(records: Iterable[Record]) -> list[Verdict]:
-    """The verdicts in which another setting is slower than the first."""
+    """The verdicts that say that a setting is slower than the first one."""
     return [r for r in records if isinstance(r, Verdict) and r.about == "baseline" and r.verdict == "slower"]

@@ -18,8 +18,9 @@ from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUs
 RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Cell | Verdict | CaseDone | DeviceUsed | Calibration, Field(discriminator="kind")]
 )
-WHOLE = ("case", "device", "calibration")
-"""Kinds of records after which a journal may be cut off. A cell or a verdict is kept only with its case."""
+COMPLETE = ("case", "device", "calibration")
+"""Kinds of records after which a journal is complete. A cell or a verdict needs the record of its case, which
+comes after it."""
 
 
 class Journal:
@@ -28,7 +29,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
-        self.lines = files.JsonLines(self.cells, RECORD.validate_json, archive.read_bytes, _finished_cases)
+        self.lines = files.JsonLines(self.cells, RECORD.validate_json, archive.read_bytes, _complete_bytes)
 
     @staticmethod
     def require_new(folder: Path) -> None:
@@ -40,6 +41,7 @@ class Journal:
 
     @staticmethod
     def create(folder: Path, run: Run) -> Journal:
+        """Writes run.json and an empty journal. Raises UsageError, as `require_new` does."""
         journal = Journal(folder)
         journal.require_new(folder)
         with files.explained(f"cannot write results to {folder}", "; choose another --out"):
@@ -49,14 +51,14 @@ class Journal:
         return journal
 
     def append(self, records: Iterable[Record]) -> None:
-        """Adds a finished case; it is on the disk when this returns. Cuts off first what an earlier kill left
-        of an unfinished case, whole lines of it too. Raises JournalFull."""
+        """Adds a finished case, which is on the disk when this returns. If a kill left a part of an
+        unfinished case at the end of the file, that is cut off first. Raises JournalFull."""
         self.lines.append(*(record.model_dump_json() for record in records))
 
     def remove(self) -> None:
         """Removes a run of which nothing was measured, with its folder if nothing else is in it."""
-        for name in (self.cells, self.folder / "run.json"):
-            name.unlink()
+        self.cells.unlink()
+        (self.folder / "run.json").unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -78,34 +80,35 @@ class Journal:
             raise UsageError(f"cannot read {path}: {mistake(error)}") from None
 
     def finished(self) -> dict[str, list[Record]]:
-        """The records of each finished case by its key, in recorded order. A last line that was cut off is
-        ignored. Raises UsageError, which names the line, for any other line that cannot be read."""
+        """The cells, verdicts and CaseDone of each finished case by its key, in recorded order; of a case
+        that was measured twice the last ones. A last line that was cut off is ignored. Raises UsageError,
+        which names the line, for any other line that cannot be read."""
         cases: dict[str, list[Record]] = {}
-        pending: list[Record] = []
+        pending: list[Cell | Verdict | CaseDone] = []
         for record in self.lines.records():
-            if isinstance(record, (DeviceUsed, Calibration)):
+            if not isinstance(record, Cell | Verdict | CaseDone):
                 continue
             pending.append(record)
-            if isinstance(record, CaseDone):
-                cases[record.case] = [r for r in pending if getattr(r, "case", None) == record.case]
+            if isinstance(record, CaseDone):  # what a kill left of another case is pending, too
+                cases[record.case] = [r for r in pending if r.case == record.case]
                 pending = []
         return cases
 
     def devices(self) -> list[DeviceUsed]:
-        """The devices of a cluster that measured it; empty where one machine did."""
+        """The devices of a cluster that measured the run; empty where it ran on one machine."""
         return [record for record in self.lines.records() if isinstance(record, DeviceUsed)]
 
     def calibrations(self) -> list[Calibration]:
         return [record for record in self.lines.records() if isinstance(record, Calibration)]
 
 
-def _finished_cases(data: bytes) -> int:
-    """How many bytes end with the last finished case."""
-    end = files.whole_lines(data)
-    while end:
-        start = data.rfind(b"\n", 0, end - 1) + 1
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if json.loads(data[start:end])["kind"] in WHOLE:
+def _complete_bytes(data: bytes) -> int:
+    """How many bytes a journal has up to the end of its last record of a kind in COMPLETE."""
+    line_end = files.whole_lines(data)
+    while line_end:
+        line_start = data.rfind(b"\n", 0, line_end - 1) + 1
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that is no record
+            if json.loads(data[line_start:line_end])["kind"] in COMPLETE:
                 break
-        end = start
-    return end
+        line_end = line_start
+    return line_end

@@ -1,4 +1,4 @@
-"""Recorded runs read again, as one table of cells or one run with its records; written as JSON and CSV."""
+"""Reads recorded runs, as one table of cells or as one run with its records; writes them as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 WHERE = ("run", "suite", "machine", "device", "host")  # the first columns of `load`; those of the cell follow
 CLOCKS = ("sm_clock_mhz", "gfx_clock_mhz", "frequency_mhz")
+"""The clocks that monitors record of NVIDIA GPUs, AMD GPUs and CPUs."""
+
+CellKey = tuple[str, str]  # the case and the name of a cell
 
 
 def run_folders(path_or_glob: str | Path) -> list[Path]:
@@ -35,23 +38,25 @@ def run_folders(path_or_glob: str | Path) -> list[Path]:
     path = Path(text)
     is_there = archive.is_folder(path) or archive.is_file(path)
     matches = [text] if is_there else sorted(glob(text, recursive=True))  # noqa: PTH207
-    folders: dict[Path, None] = {}
+    folders: list[Path] = []
     for match in map(Path, matches):
         folder = match if archive.is_folder(match) else match.parent
         if archive.is_file(folder / "run.json"):
-            folders[folder] = None
-        elif folder == match:  # a file that belongs to no run does not stand for its folder
-            folders |= dict.fromkeys(file.parent for file in archive.below(folder, "run.json"))
+            folders.append(folder)
+        elif folder == match:  # only a folder stands for the runs below it, not a file that is of no run
+            folders += [file.parent for file in archive.below(folder, "run.json")]
     if not folders:
-        meant = near(path.name, [] if path.exists() else [each.name for each in path.parent.glob("*/")])
-        hint = f"did you mean {path.parent / meant[0]}? " if meant else ""
+        neighbours = [] if path.exists() else [folder.name for folder in path.parent.glob("*/")]
+        similar = near(path.name, neighbours)
+        hint = f"did you mean {path.parent / similar[0]}? " if similar else ""
         raise UsageError(f"no run at {text!r}; {hint}a run is a folder with run.json and cells.jsonl")
-    return list(folders)
+    return list(dict.fromkeys(folders))
 
 
 def load(path_or_glob: str | Path) -> pandas.DataFrame:
     """One row for each cell of every finished case, with the run and the machine that it was measured on.
 
+    Columns: those in WHERE, then the attributes of Cell under the names that files use for them, see KEYS.
     The column `device` is empty where one machine measured the whole run. Raises UsageError where there is no
     run, one cannot be read, or its schema is newer than this version of the suite.
     """
@@ -65,12 +70,9 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
         hosts = {"": machine.get("host", "")} | {device.name: device.host for device in journal.devices()}
         for records in journal.finished().values():
             device = next(record.device for record in records if isinstance(record, CaseDone))
-            where = (run.id, run.suite, machine.get("device", ""), device, hosts.get(device, ""))
-            rows += [
-                dict(zip(WHERE, where, strict=True)) | cell.model_dump()
-                for cell in records
-                if isinstance(cell, Cell)
-            ]
+            values = (run.id, run.suite, machine.get("device", ""), device, hosts.get(device, ""))
+            where = dict(zip(WHERE, values, strict=True))
+            rows += [where | record.model_dump() for record in records if isinstance(record, Cell)]
     columns = [*WHERE, *(KEYS.get(name, name) for name in Cell.model_fields if name != "kind")]
     return pandas.DataFrame(rows, columns=columns)
 
@@ -79,11 +81,11 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
 class RecordedRun:
     folder: Path
     run: Run
-    cells: dict[tuple[str, str], Cell]  # by case and name
-    noises: dict[str, float]  # the largest noise of each case, see `noise_of`
-    clocks: dict[str, float]  # the medians over all cases of the clocks that were read, in MHz
-    devices: dict[str, DeviceUsed]  # by case, where it is one of several or has a unique id
-    identities: dict[str, str]  # by the names of the devices in the records: see DeviceUsed.identity
+    cells: dict[CellKey, Cell]
+    noises: dict[str, float]  # by case the largest noise that its A/A pairs show, see `noise_of`
+    clocks: dict[str, float]  # by the name of a clock, see CLOCKS: the median over all cases in MHz
+    devices: dict[str, DeviceUsed]  # by case the device that measured it, where its name or id is known
+    identities: dict[str, str]  # by the name of a device DeviceUsed.identity
     calibrations: list[Calibration]
 
     @property
@@ -94,7 +96,7 @@ class RecordedRun:
 
 
 def read(path: str) -> RecordedRun:
-    """Raises UsageError where there is no run, or more than one."""
+    """The run at a path. Raises UsageError where there is no run, or more than one, or it cannot be read."""
     folders = run_folders(path)
     if len(folders) > 1:
         raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
@@ -103,10 +105,11 @@ def read(path: str) -> RecordedRun:
     used = journal.devices()
     by_name = {device.name: device for device in used}
     machine = run.provenance.get("machine", {})
-    if not by_name and (uuid := machine.get("uuid")):
+    uuid = machine.get("uuid")
+    if uuid and not used:  # the cases of a run on one machine name no device
         host = str(machine.get("host", ""))
         by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[CellKey, Cell] = {}
     noises: dict[str, float] = {}
     devices: dict[str, DeviceUsed] = {}
     clocks = defaultdict[str, list[float]](list)
@@ -118,24 +121,19 @@ def read(path: str) -> RecordedRun:
         elif isinstance(record, CaseDone):
             if record.device in by_name:
                 devices[record.case] = by_name[record.device]
-            for name, conditions in itertools.product(CLOCKS, record.conditions):
-                if reading := conditions.get(name):
-                    clocks[name].append(reading["median"])
+            for clock, conditions in itertools.product(CLOCKS, record.conditions):
+                if reading := conditions.get(clock):
+                    clocks[clock].append(reading["median"])
     return RecordedRun(
-        folder=folders[0],
-        run=run,
-        cells=cells,
-        noises=noises,
-        clocks={name: statistics.median(values) for name, values in clocks.items()},
-        devices=devices,
-        identities={device.name: device.identity for device in used},
-        calibrations=journal.calibrations(),
-    )
+        folder=folders[0], run=run, cells=cells, noises=noises,
+        clocks={name: statistics.median(values) for name, values in clocks.items()}, devices=devices,
+        identities={device.name: device.identity for device in used}, calibrations=journal.calibrations(),
+    )  # fmt: skip
 
 
 def write_outputs(json_to: str | None, csv_to: str | None, run: Run, records: Sequence[Record]) -> None:
-    """Writes `--json` and `--csv` of a run: files, or stdout for `-`. Raises UsageError where it cannot."""
-    recorded = "; the run itself is recorded"
+    """Writes the files of `--json` and `--csv`, or to stdout for `-`. Raises UsageError where it cannot."""
+    recorded = "; the run itself is recorded"  # ends the message of the error
     cells = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Cell)]
     if json_to:
         verdicts = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Verdict)]

@@ -19,7 +19,7 @@ setting; 4 no phases, and no disturbed rounds that count because there are no qu
 cluster."""
 
 KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats", "search": "entries"}
-"""Attributes that have an older name in files and in `--json`, which programs rely on."""
+"""Attribute -> its older name in files and in `--json`. Programs rely on the older names."""
 
 
 class Record(BaseModel):
@@ -32,7 +32,8 @@ class Record(BaseModel):
 
 
 class Samples(Record):
-    """The samples of an entry: of each round that gave a time its block, its number, and seconds per call."""
+    """The samples of an entry, as columns: a sample's block, the number of its round, and seconds per
+    call."""
 
     block: list[int] = []
     round: list[int] = []
@@ -44,13 +45,14 @@ class Samples(Record):
         return dict(zip(zip(self.block, self.round, strict=True), self.seconds, strict=True))
 
     def add(self, others: Samples) -> None:
+        """Appends other samples."""
         self.block += others.block
         self.round += others.round
         self.seconds += others.seconds
 
 
 class Cell(Record):
-    """Case x implementation x setting x launch x cache on one device."""
+    """The result of an implementation under a setting in a launch mode, in one case and cache mode."""
 
     kind: Literal["cell"] = "cell"
     op: str
@@ -67,26 +69,26 @@ class Cell(Record):
     time_us: float | None = None  # microseconds per call, over blocks; its interval is low_us to high_us
     low_us: float | None = None
     high_us: float | None = None
-    tflops: float | None = None  # this and gbps by the op's own count of work, which counts each byte once
-    gbps: float | None = None
-    percent_of_ceiling: float | None = None  # of the limit that was measured here; null where none was
+    tflops: float | None = None  # from the operations that the op counts for a call
+    gbps: float | None = None  # 10^9 bytes per second, from the op's count, which has each byte once
+    percent_of_ceiling: float | None = None  # of the machine's measured limit; null where none was measured
     check: dict[str, Any] = {}
-    """The judge's report of the stage that failed, or else of the last one that compared whole outputs, with
-    `calls`, `differed` and `distance` (see bench.Bench.compared) and `far`."""
+    """The judge's report of the stage that failed, or else of the last stage that compared whole outputs;
+    with `calls`, `differed` and `distance` (see bench.Bench.compared) and `far`."""
     kernels: list[str] = []  # the names of the kernels that ran in a call; for a graph those of an eager call
     kernel_us: list[float] = []  # the time of each kernel by torch's profiler, in microseconds per call
     picked: str = ""  # what the library says that it chose to run, such as a tuned configuration
     ran: list[str] = []  # what else ran: oneDNN's implementations, hashes of the code that Triton generated
     host_us: float | None = None  # the median time of launching a call, in microseconds; null on a CPU
     synchronises: bool = False  # calls wait for the device, so that time_us includes time of the host
-    config: dict[str, Any] | None = None  # what a tunable implementation was told to use; null: it chose
+    config: dict[str, Any] | None = None  # the configuration that was set; null: the implementation chose
     setup_s: float | None = None  # seconds for preparing, JIT and the first call
-    pinned: list[int] | str = ""  # the CPU that each thread is bound to, or why none is
+    pinned: list[int] | str = ""  # the CPU that each thread is bound to, or why threads are not bound
     place: str = ""
     weight: float = 0.0
     version: str = ""  # the version of the library
     source: str = ""  # a hash of the suite's code around the library (see workers/child/profile.py)
-    rotation: dict[str, Any] = {}
+    rotation: dict[str, Any] = {}  # the copies of operands that calls took in turn
     samples: Samples = Field(default_factory=Samples)  # the baseline's are from every group of entries
     eliminations: Samples = Field(default_factory=Samples)
     """The samples of the rounds in which a race eliminated configurations. Only the times of configurations
@@ -98,9 +100,9 @@ class Cell(Record):
 
 
 class Verdict(Record):
-    """ratio = time(b) / time(a): a value > 1 means that a is faster, and the verdict is a's.
-
-    With the confidence, noise and margin `harness.statistics.compare` gives this verdict from the samples.
+    """A comparison of the cells named a and b. ratio = time(b) / time(a): > 1 means that a is faster, and the
+    verdict is about a. `harness.statistics.compare` gives it from the samples of both, with the confidence,
+    noise and margin that are recorded here.
     """
 
     kind: Literal["verdict"] = "verdict"
@@ -114,12 +116,12 @@ class Verdict(Record):
     margin: float = MARGIN
     verdict: VerdictName
     confidence: float  # adjusted so that the verdicts of a case hold together
-    about: About  # the comparison with the baseline, that of the winner with the runner-up, or the A/A pair
+    about: About  # whether b is the baseline, or the runner-up of the fastest row, or a is the rerun of b
     samples: Samples = Field(default_factory=Samples)  # of the rerun of an A/A pair; cells have the others
 
     @property
     def comparison(self) -> Comparison:
-        """With infinite ends where the record has null because JSON has no infinity."""
+        """The record has null for what JSON cannot hold: infinite ends, and a ratio that is no number."""
         if self.ratio is None or self.low is None or self.high is None:
             return Comparison(math.nan, 0.0, math.inf, self.verdict)
         return Comparison(self.ratio, self.low, self.high, self.verdict)
@@ -147,49 +149,51 @@ class CaseDone(Record):
     stopped: str  # why measuring ended, in the words of `harness.timing.rounds.Rounds`
     disturbed: list[DisturbedRound] = []  # rounds during which something else used the machine, or slowed it
     conditions: list[dict[str, Any]] = []
-    """Clocks, power, other processes' share of the CPU and so on during the rounds of each group of entries
-    that memory holds at once, or why they are not known."""
+    """For each group of entries that memory holds at once: clocks, power, other processes' share of the CPU
+    and so on during its rounds, or why they are not known."""
     phases: dict[str, float] = {}  # the parts of `setup_s`, in seconds
     search: ConfigSearch | None = None  # how the configurations of a race were found
 
     @property
     def nameless(self) -> CaseDone:
-        """The same without the device, for a run of which one device measured every case."""
+        """A copy without the name of the device, for a run of which one device measured every case."""
         return self.model_copy(update={"device": ""})
 
     @field_validator("search", mode="before")
     @classmethod
-    def _no_search(cls, value: object) -> object:
-        """{} stands for no search; the baseline has its older name."""
-        if not isinstance(value, dict) or not value:
-            return value or None
-        return {"baseline" if key == "anchor" else key: found for key, found in value.items()}
+    def _read_search(cls, value: object) -> object:
+        """Files have {} for None, and an older name for `baseline`."""
+        if value == {}:
+            return None
+        if not isinstance(value, dict):
+            return value
+        return {"baseline" if key == "anchor" else key: fact for key, fact in value.items()}
 
     @field_serializer("search")
-    def _search_or_empty(self, search: ConfigSearch | None) -> dict[str, Any]:
-        found = asdict(search) if search else {}
-        return {"anchor" if key == "baseline" else key: value for key, value in found.items()}
+    def _written_search(self, search: ConfigSearch | None) -> dict[str, Any]:
+        facts = asdict(search) if search else {}
+        return {"anchor" if key == "baseline" else key: fact for key, fact in facts.items()}
 
 
 class DeviceUsed(Record):
-    """One of several devices that measured a run, written before its first case of the run."""
+    """One of several devices that measured a run; written before the first case that it measured."""
 
     kind: Literal["device"] = "device"
     name: str  # the host and the device on it; for a CPU the cores that it was given
-    type: str  # as the cluster calls it
+    type: str  # the cluster's name for this kind of device
     host: str
     uuid: str = ""
     cpus: list[int] = []
 
     @property
     def identity(self) -> str:
-        """Stays the same when the host gets another name."""
+        """The unique id where there is one: it stays the same when the host gets another name."""
         return self.uuid or self.name
 
 
 class Calibration(Record):
-    """What a device measured of a case that all devices of its type measure with the same implementation.
-    Times are as in Cell."""
+    """The time of a device for a case that all devices of its type measure with the same implementation, so
+    that the devices can be compared. Times are as in Cell."""
 
     kind: Literal["calibration"] = "calibration"
     device: str
@@ -206,13 +210,13 @@ class PlannedCase(Record):
     op: str
     sizes: dict[str, int | str]
     boundary: str
-    place: str
-    weight: float
-    key: str
+    place: str  # the place in its model, or `ad hoc`
+    weight: float  # the share of the suite
+    key: str  # the text that stands for the case in other records
 
 
 class RaceSettings(Record):
-    keep: int  # how many configurations at most are raced in a case, the baseline aside
+    keep: int  # at most how many configurations are raced in a case, without the baseline
     folder: str  # where the winners are stored
 
 
@@ -228,32 +232,38 @@ class Run(Record):
     cases: list[PlannedCase]
     implementations: list[str]
     baseline: str
-    settings: dict[str, dict[str, str | None]]  # variables (null: not set); the first is compared with
+    settings: dict[str, dict[str, str | None]]
+    """By name the variables that a setting sets (null: not set). The others are compared with the first."""
     flags: dict[str, list[str | None]] = {}  # the variables in which the settings differ, with their values
-    trees: dict[str, str] = {}  # the commits of settings that are revisions
+    trees: dict[str, str] = {}  # by name the commit of each setting that is a revision
     launches: list[str]
     cache: str
-    budget_s: float
-    per_case_s: float
+    budget_s: float  # for the whole run
+    per_case_s: float  # the least seconds of the budget that a case gets if it is begun
     seed: int
     confidence: float
     margin: float = MARGIN
     disturbed: Disturbed = "refuse"
     race: RaceSettings | None = None  # only where configurations raced
-    busy: list[str] = []  # what else used the device then
-    ceilings: dict[str, Any]
-    provenance: dict[str, Any]
+    busy: list[str] = []  # what else used the device as the run began
+    ceilings: dict[str, Any]  # the best rates that were measured here, see catalogue.devices.Ceilings
+    provenance: dict[str, Any]  # the machine, versions, the commit and the environment
 
     @field_validator("disturbed", mode="before")
     @classmethod
-    def _drop(cls, value: object) -> object:
-        """Schema 4 had another name for it."""
+    def _read_disturbed(cls, value: object) -> object:
+        """Schema 4 called `refuse` `drop`."""
         return "refuse" if value == "drop" else value
 
     @property
     def threads(self) -> int:
         """Threads of each worker, on a CPU."""
         return int(self.provenance["machine"]["threads"])
+
+    @property
+    def first_setting(self) -> str:
+        """The name of the setting that the others are compared with."""
+        return next(iter(self.settings))
 
     @property
     def contrast(self) -> Literal["implementations", "settings"]:

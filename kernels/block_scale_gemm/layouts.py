@@ -1,4 +1,4 @@
-"""What rows of several libraries share: layouts of activations and scales, sizes, and a bound product."""
+"""What rows of several libraries share: layouts of activations and scales, and conditions on sizes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def padded(operands: BlockScaleGemmOperands, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """a_q and a_scale with rows of zeros up to the multiple, the scales of all rows side by side."""
-    rows, scales = (padded_rows(each, multiple) for each in (operands.a_q, operands.a_scale))
-    return rows, column_major(scales)
+    """a_q and a_scale with rows of zeros up to the multiple. The scales are column-major."""
+    a_q = padded_rows(operands.a_q, multiple)
+    a_scale = padded_rows(operands.a_scale, multiple)
+    return a_q, column_major(a_scale)
 
 
 def rounded_up(size: int, multiple: int) -> int:
@@ -40,13 +41,13 @@ def rounded_up(size: int, multiple: int) -> int:
 
 
 def padding_bytes(sizes: BlockScaleGemmSizes, multiple: int) -> int:
-    """The bytes of padded activations with their scales, and of the further rows of a bf16 output."""
+    """The bytes of padded activations with their scales, and of the rows that padding adds to the output."""
     m = rounded_up(sizes.m, multiple)
     return m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
 
 
 def multiples(sizes: BlockScaleGemmSizes, n: int = 1, k: int = BLOCK) -> Support:
-    """Whether N and K of the case are multiples of these."""
+    """Whether N is a multiple of n, and K of k."""
     return Support.all_of(
         need(sizes.n % n == 0, f"needs n to be a multiple of {n}"),
         need(sizes.k % k == 0, f"needs k to be a multiple of {k}"),
@@ -60,12 +61,17 @@ def product(
     a_q: torch.Tensor | None = None,
     a_scale: torch.Tensor | None = None,
 ) -> Prepared:
-    """A call that reads quantised activations elsewhere than in the operands, or returns more than M rows.
+    """The call `multiply`, which reads its quantised activations from other tensors than the operands.
 
-    a_q, a_scale: what the call reads, with padding beyond row M; None: the operands' own
+    out:          None where the call returns its output, which may have rows of padding after row M
+    a_q, a_scale: what the call reads, which may have rows of padding too; None: that of the operands
     """
     m = operands.sizes.m
-    read = {"a_q": a_q, "a_scale": a_scale}
-    inputs = {name: operands.live_tensors()[name] if it is None else it[:m] for name, it in read.items()}
-    result = None if out is not None else lambda returned: returned[:m]
-    return Prepared(operands, out, multiply, inputs=inputs, result=result)
+    inputs = operands.live_tensors()
+    if a_q is not None:
+        inputs["a_q"] = a_q[:m]
+    if a_scale is not None:
+        inputs["a_scale"] = a_scale[:m]
+    if out is None:
+        return Prepared(operands, None, multiply, inputs=inputs, result=lambda returned: returned[:m])
+    return Prepared(operands, out, multiply, inputs=inputs)

@@ -31,9 +31,9 @@ from kernels.mistakes import (
     fp8,
     fp8_truncated,
     fp16,
-    kept,
     listed,
     put,
+    truncated_to,
 )
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -44,16 +44,15 @@ Terms = list[torch.Tensor]  # the products of each block of K, fp32 [rows, colum
 
 @dataclass(frozen=True)
 class Tile:
-    """Some rows of the output over some columns, and what is read for it: values before scaling [rows, K] and
-    [columns, K], and their scales [rows or columns, blocks of K]."""
+    """Some rows of the output over some columns, and what a kernel reads for them, in fp32."""
 
     operands: Operands
-    rows: torch.Tensor
+    rows: torch.Tensor  # indexes into the output, as are columns
     columns: torch.Tensor
-    a: torch.Tensor
-    a_scale: torch.Tensor
-    b: torch.Tensor
-    b_scale: torch.Tensor
+    a: torch.Tensor  # values before scaling [rows, K]
+    a_scale: torch.Tensor  # [rows, blocks of K]
+    b: torch.Tensor  # values before scaling [columns, K]
+    b_scale: torch.Tensor  # [columns, blocks of K]
 
 
 Variant = Callable[[Tile], torch.Tensor]
@@ -61,19 +60,22 @@ Variant = Callable[[Tile], torch.Tensor]
 
 
 def b_of(o: Operands, columns: torch.Tensor) -> torch.Tensor:
-    """b before scaling. An index past the end starts again at 0."""
+    """Columns of b before scaling, fp32 [columns, K]. An index past the end starts again at 0."""
     return o.b_q.view(torch.uint8)[columns % len(o.b_q)].view(o.b_q.dtype).float()
 
 
 def tile(o: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: torch.Tensor) -> Tile:
-    """a is given as FP8, quantised by the call, or kept in bf16 with scales of 1."""
+    """The tile of these rows and columns. In `core` a is FP8 already. In `with_quant` the quantiser makes it
+    FP8; without one it stays bf16, with scales of 1."""
     if o.a is None:
-        a, scale = o.a_q.view(torch.uint8)[rows].view(o.a_q.dtype).float(), o.a_scale[rows]
+        a = o.a_q.view(torch.uint8)[rows].view(o.a_q.dtype).float()
+        a_scale = o.a_scale[rows]
     elif quantiser:
-        a, scale = (whole[rows] for whole in quantiser(o))
+        all_values, all_scales = quantiser(o)
+        a, a_scale = all_values[rows], all_scales[rows]
     else:
-        a, scale = o.a[rows].float(), o.b_scale.new_ones(len(rows), o.b_scale.shape[1])
-    return Tile(o, rows, columns, a, scale, b_of(o, columns), o.b_scale[columns // BLOCK])
+        a, a_scale = o.a[rows].float(), o.b_scale.new_ones(len(rows), o.b_scale.shape[1])
+    return Tile(o, rows, columns, a, a_scale, b_of(o, columns), o.b_scale[columns // BLOCK])
 
 
 def multiply(
@@ -81,45 +83,49 @@ def multiply(
     terms: Callable[[Terms], Terms] = list,
     *,
     step: int = BLOCK,
-    inner: Round = exact,
+    round_step: Round = exact,
     parts: int = 1,
-    part: Round = exact,
-    total: Round = exact,
-    wide: tuple[Round, Round] | None = None,
+    round_part: Round = exact,
+    round_total: Round = exact,
+    round_operands: tuple[Round, Round] | None = None,
 ) -> torch.Tensor:
-    """Multiplies; right by default.
+    """The tile's product, fp32 [rows, columns]; right by default.
 
-    terms: changes the products of the blocks of K before they are summed
-    step:  so many products are summed before `inner` rounds their sum
-    parts: K is split into so many parts of whole blocks; `part` rounds the sum of each, and `total` the sum
-           after each is added
-    wide:  where given, operands are dequantised first, and these round a and b
+    terms:          changes the products of the blocks of K before they are summed
+    step:           after so many values of K `round_step` rounds the sum of a block
+    parts:          K is split into so many parts of whole blocks; `round_part` rounds the sum of each part,
+                    and `round_total` the sum after each part is added
+    round_operands: where given, a and b are dequantised before they are multiplied, and the first function
+                    rounds a, the second b; `step` then has no effect
     """
     products = []
-    for k, (x, w) in enumerate(zip(t.a.split(BLOCK, 1), t.b.split(BLOCK, 1), strict=True)):
-        of_a, of_b = t.a_scale[:, k, None], t.b_scale[None, :, k]
-        if wide:
-            products.append(wide[0](x * of_a) @ wide[1](w * of_b.T).T)
+    for block, (a, b) in enumerate(zip(t.a.split(BLOCK, 1), t.b.split(BLOCK, 1), strict=True)):
+        a_scale, b_scale = t.a_scale[:, block, None], t.b_scale[:, block, None]
+        if round_operands:
+            round_a, round_b = round_operands
+            products.append(round_a(a * a_scale) @ round_b(b * b_scale).T)
             continue
-        dot = x.new_zeros(len(x), len(w))
-        for some, others in zip(x.split(step, 1), w.split(step, 1), strict=True):
-            dot = inner(dot + some @ others.T)
-        products.append(dot * (of_a * of_b))
+        dot = a.new_zeros(len(a), len(b))
+        for a_step, b_step in zip(a.split(step, 1), b.split(step, 1), strict=True):
+            dot = round_step(dot + a_step @ b_step.T)
+        products.append(dot * (a_scale * b_scale.T))
     products = terms(products)
-    each = math.ceil(len(products) / parts)
-    result = torch.zeros_like(products[0])
-    for first in range(0, len(products), each):
-        result = total(result + part(sum(products[first : first + each], torch.zeros_like(result))))
-    return result
+    blocks_of_part = math.ceil(len(products) / parts)
+    total = torch.zeros_like(products[0])
+    for first in range(0, len(products), blocks_of_part):
+        part = sum(products[first : first + blocks_of_part], torch.zeros_like(total))
+        total = round_total(total + round_part(part))
+    return total
 
 
-def by(terms: Callable[[Terms], Terms] = list, **way: Any) -> Variant:
-    return lambda t: multiply(t, terms, **way)
+def gemm(terms: Callable[[Terms], Terms] = list, **options: Any) -> Variant:
+    """The kernel that calls `multiply` with these options."""
+    return lambda t: multiply(t, terms, **options)
 
 
-def reads(**changed: Callable[[Tile], Any]) -> Variant:
-    """changed: by name, what is read in place of a, b, a_scale or b_scale."""
-    return lambda t: multiply(replace(t, **{name: other(t) for name, other in changed.items()}))
+def reading(**changed: Callable[[Tile], Any]) -> Variant:
+    """The kernel that reads something else than a tile's a, b, a_scale or b_scale, by name."""
+    return lambda t: multiply(replace(t, **{name: changed_of(t) for name, changed_of in changed.items()}))
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
@@ -135,8 +141,9 @@ def quantised(
     rounding: Callable[[torch.dtype, torch.Tensor], torch.Tensor] = fp8,
     stored: Round = exact,
 ) -> Quantised:
-    """Quantises a as the suite does, unless it is told otherwise.
+    """Quantises a, with the default options as the suite does.
 
+    block:    the values of K that share a scale
     amax:     (a [M, blocks, block], padded with zeros) -> the magnitude that becomes `top`, [M, blocks]
     top:      the largest FP8 value; 0 stands for that of the format
     rounding: rounds to the FP8 of a dtype
@@ -151,8 +158,11 @@ def quantised(
 
 
 def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
+    """The whole output is that of the variant."""
+
     def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
-        rows, columns = (torch.arange(size, device=right.device) for size in right.shape)
+        rows = torch.arange(right.shape[0], device=right.device)
+        columns = torch.arange(right.shape[1], device=right.device)
         return variant(tile(o, quantiser, rows, columns)).to(right.dtype)
 
     return compute
@@ -164,69 +174,79 @@ def chosen_row(o: Operands) -> int:
 
 
 def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int | None = None) -> Compute:
+    """The output is that of the variant in one row of the second block of 128 columns, or of the first block
+    where there is no second. row: None for `chosen_row`"""
+
     def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
-        at, n = chosen_row(o) if row is None else row, right.shape[1]
-        rows = torch.tensor([at], device=right.device)
-        columns = torch.arange(min(BLOCK, n - 1) // BLOCK * BLOCK, min(n, 2 * BLOCK), device=right.device)
-        right[at, columns] = variant(tile(o, quantiser, rows, columns))[0].to(right.dtype)
+        wrong_row, n = chosen_row(o) if row is None else row, right.shape[1]
+        first_column = BLOCK if n > BLOCK else 0
+        rows = torch.tensor([wrong_row], device=right.device)
+        columns = torch.arange(first_column, min(n, 2 * BLOCK), device=right.device)
+        right[wrong_row, columns] = variant(tile(o, quantiser, rows, columns))[0].to(right.dtype)
         return right
 
     return compute
 
 
 def transposed(t: Tile) -> torch.Tensor:
-    """b's table of scales is read as if its other dimension were contiguous."""
+    """The scales of b that a kernel reads if it takes the other dimension of their table for contiguous."""
     table = t.operands.b_scale
     k = torch.arange(table.shape[1], device=table.device)
     return table.flatten()[(t.columns[:, None] // BLOCK + k * len(table)) % table.numel()]
 
 
+def middle_replaced(terms: Terms) -> Terms:
+    """The block in the middle is replaced by the one before it. Of a single block nothing is replaced."""
+    middle = len(terms) // 2
+    return terms[:middle] + terms[middle - 1 :][:1] + terms[middle + 1 :]
+
+
 NEXT_SCALE = "b's scales of the next block of K"
 IN_FP8: Mapping[str, Variant] = {
-    NEXT_SCALE: reads(b_scale=lambda t: t.b_scale.roll(-1, 1)),
-    "b's scales of the next block of N": reads(
+    NEXT_SCALE: reading(b_scale=lambda t: t.b_scale.roll(-1, 1)),
+    "b's scales of the next block of N": reading(
         b_scale=lambda t: t.operands.b_scale.roll(-1, 0)[t.columns // BLOCK]
     ),
-    "b's scales one column late": reads(
+    "b's scales one column late": reading(
         b_scale=lambda t: t.operands.b_scale[(t.columns - 1).clamp(min=0) // BLOCK]
     ),
-    "b's scales transposed": reads(b_scale=transposed),
-    "b's scales left out": reads(b_scale=lambda t: torch.ones_like(t.b_scale)),
-    "b's scale of the first block of K in all": reads(
+    "b's scales transposed": reading(b_scale=transposed),
+    "b's scales left out": reading(b_scale=lambda t: torch.ones_like(t.b_scale)),
+    "b's scale of the first block of K in all": reading(
         b_scale=lambda t: t.b_scale[:, :1].expand_as(t.b_scale)
     ),
-    "one scale for all of b": reads(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
-    "b's scales rounded down to powers of two": reads(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
-    "b's scale of the block before in the last block of K": reads(
+    "one scale for all of b": reading(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
+    "b's scales rounded down to powers of two": reading(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
+    "b's scale of the block before in the last block of K": reading(
         b_scale=lambda t: put(t.b_scale, (..., -1), t.b_scale[:, -2])
     ),
-    "b's scale of the second block in the first block of K": reads(
+    "b's scale of the second block in the first block of K": reading(
         b_scale=lambda t: put(t.b_scale, (..., 0), t.b_scale[:, 1])
     ),
-    "first block of K left out": by(lambda t: t[1:]),
-    "last block of K left out": by(lambda t: t[:-1]),
-    "last block of half of K left out": by(lambda t: t[: len(t) // 2 - 1] + t[len(t) // 2 :]),
-    "three quarters of K left out": by(lambda t: t[: max(1, len(t) // 4)]),
-    "first block of K counted twice": by(lambda t: [*t, t[0]]),
-    "half of the first block of K counted twice": by(lambda t: [*t, t[0] * 0.5]),
-    "a block of K replaced by the one before": by(
-        lambda t: t[: len(t) // 2] + t[len(t) // 2 - 1 :][:1] + t[len(t) // 2 + 1 :]
+    "first block of K left out": gemm(lambda terms: terms[1:]),
+    "last block of K left out": gemm(lambda terms: terms[:-1]),
+    "last block of half of K left out": gemm(
+        lambda terms: terms[: len(terms) // 2 - 1] + terms[len(terms) // 2 :]
     ),
-    "a partial sum one column late": by(lambda t: [*t[:-1], t[-1].roll(1, 1)]),
+    "three quarters of K left out": gemm(lambda terms: terms[: max(1, len(terms) // 4)]),
+    "first block of K counted twice": gemm(lambda terms: [*terms, terms[0]]),
+    "half of the first block of K counted twice": gemm(lambda terms: [*terms, terms[0] * 0.5]),
+    "a block of K replaced by the one before": gemm(middle_replaced),
+    "a partial sum one column late": gemm(lambda terms: [*terms[:-1], terms[-1].roll(1, 1)]),
 }
 """What is wrong in calls that quantise their activations to FP8."""
 
 IN_OTHER_CALLS: Mapping[str, Variant] = {
     NEXT_SCALE: IN_FP8[NEXT_SCALE],
-    "b's scales in FP8": reads(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
-    "a block of K left out": by(lambda t: t[: len(t) // 2] + t[len(t) // 2 + 1 :]),
+    "b's scales in FP8": reading(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
+    "a block of K left out": gemm(lambda terms: terms[: len(terms) // 2] + terms[len(terms) // 2 + 1 :]),
 }
 """What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
 
 def padded_and_read_unpadded(t: Tile) -> torch.Tensor:
-    """a's scales have columns that are padded to a multiple of four rows, as TMA needs it, and are read as if
-    they were not padded."""
+    """a's scales, where each column is padded to a multiple of four rows, as TMA needs it, but the kernel
+    reads them as if they were not padded."""
     m, blocks = t.operands.a_scale.shape
     padded = torch.nn.functional.pad(t.operands.a_scale.t(), (0, -m % 4)).flatten()
     return padded[torch.arange(blocks, device=padded.device) * m + t.rows[:, None]]
@@ -245,8 +265,8 @@ def without_the_largest_code(t: Tile) -> torch.Tensor:
 
 
 def shuffled(t: Tile) -> torch.Tensor:
-    """b lies in tiles of 16 columns by 32 of K, for AMD's matrix instruction. It is read row by row."""
-    n, k = (size // 32 * 32 for size in t.b.shape)
+    """b that lies in tiles of 16 columns by 32 of K, for AMD's matrix instruction, but is read row by row."""
+    n, k = t.b.shape[0] // 32 * 32, t.b.shape[1] // 32 * 32
     tiles = t.b[:n, :k].reshape(n // 16, 16, k // 32, 2, 16).permute(0, 2, 3, 1, 4)
     return put(t.b, (slice(n), slice(k)), tiles.reshape(n, k))
 
@@ -254,114 +274,121 @@ def shuffled(t: Tile) -> torch.Tensor:
 def bf16_after_16_products(t: Tile) -> torch.Tensor:
     total = t.a.new_zeros(())
     for first in range(0, t.a.shape[1], 16):
-        some, k = slice(first, first + 16), first // BLOCK
-        dot = bf16(t.a[:, some] @ t.b[:, some].T)
-        total = bf16(total + dot * (t.a_scale[:, k, None] * t.b_scale[None, :, k]))
+        step, block = slice(first, first + 16), first // BLOCK
+        dot = bf16(t.a[:, step] @ t.b[:, step].T)
+        total = bf16(total + dot * (t.a_scale[:, block, None] * t.b_scale[None, :, block]))
     return total
 
 
-UNSCALED = reads(a_scale=lambda t: torch.ones_like(t.a_scale))
+UNSCALED = reading(a_scale=lambda t: torch.ones_like(t.a_scale))
 IN_CORE: Mapping[str, Variant] = {
     "a's scales left out": UNSCALED,
     "all scales left out": lambda t: t.a @ t.b.T,
-    "a's scale of the first block of K in all": reads(
+    "a's scale of the first block of K in all": reading(
         a_scale=lambda t: t.a_scale[:, :1].expand_as(t.a_scale)
     ),
-    "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
-    "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
-    "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
-    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
-    "a without the lowest bit": reads(a=lambda t: kept(3, t.a)),
-    "b read in the other FP8 format": reads(b=in_the_other_format),
-    "b with the largest code read as the one below": reads(b=without_the_largest_code),
-    "b without the lowest bit": reads(b=lambda t: kept(3, t.b)),
-    "b of the neighbouring column": reads(b=lambda t: b_of(t.operands, t.columns ^ 1)),
-    "b without the last element of K": reads(b=lambda t: put(t.b, (..., -1), 0.0)),
-    "b shuffled for MFMA, read row by row": reads(b=shuffled),
-    "sums of codes in fp16": by(step=16, inner=fp16),
-    "sums of codes of 8 bits": by(step=32, inner=partial(kept, 8)),
+    "a's scales of the next block of K": reading(a_scale=lambda t: t.a_scale.roll(-1, 1)),
+    "a's padded scales read unpadded": reading(a_scale=padded_and_read_unpadded),
+    "a's scales in fp16": reading(a_scale=lambda t: fp16(t.a_scale)),
+    "a of the next row": reading(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
+    "a without the lowest bit": reading(a=lambda t: truncated_to(3, t.a)),
+    "b read in the other FP8 format": reading(b=in_the_other_format),
+    "b with the largest code read as the one below": reading(b=without_the_largest_code),
+    "b without the lowest bit": reading(b=lambda t: truncated_to(3, t.b)),
+    "b of the neighbouring column": reading(b=lambda t: b_of(t.operands, t.columns ^ 1)),
+    "b without the last element of K": reading(b=lambda t: put(t.b, (..., -1), 0.0)),
+    "b shuffled for MFMA, read row by row": reading(b=shuffled),
+    "sums of codes in fp16": gemm(step=16, round_step=fp16),
+    "sums of codes of 8 bits": gemm(step=32, round_step=partial(truncated_to, 8)),
     "the sum in bf16 after each 16 products": bf16_after_16_products,
-    "partial sums in fp16": by(parts=4, part=fp16),
-    "partial sums of 6 bits": by(parts=4, part=partial(kept, 6)),
-    "dequantised to fp16": by(wide=(fp16, fp16)),
-    "dequantised weights in FP8": by(wide=(exact, partial(fp8, E4M3))),
-    "dequantised weights of 6 bits": by(wide=(exact, partial(kept, 6))),
+    "partial sums in fp16": gemm(parts=4, round_part=fp16),
+    "partial sums of 6 bits": gemm(parts=4, round_part=partial(truncated_to, 6)),
+    "dequantised to fp16": gemm(round_operands=(fp16, fp16)),
+    "dequantised weights in FP8": gemm(round_operands=(exact, partial(fp8, E4M3))),
+    "dequantised weights of 6 bits": gemm(round_operands=(exact, partial(truncated_to, 6))),
 }
 
 
-def row(change: Round) -> Compute:
-    """Changes one row of the right output."""
+def in_chosen_row(change: Round) -> Compute:
+    """Changes the chosen row of the right output."""
     return lambda o, out: put(out, chosen_row(o), change(out[chosen_row(o)]))
 
 
 OUTPUTS: Mapping[str, Compute] = {
     "last row never written": lambda o, out: put(out, -1, math.nan),
-    "last column zero": row(lambda x: put(x, -1, 0.0)),
-    "tiles of 8 columns swapped": row(lambda x: put(x, slice(16), x[:16].roll(8))),
-    "columns shifted by one": row(lambda x: x.roll(1)),
+    "last column zero": in_chosen_row(lambda x: put(x, -1, 0.0)),
+    "tiles of 8 columns swapped": in_chosen_row(lambda x: put(x, slice(16), x[:16].roll(8))),
+    "columns shifted by one": in_chosen_row(lambda x: x.roll(1)),
     "rows shifted by one": lambda o, out: out.roll(1, 0),
-    "added to what the output held": row(lambda x: x * 2),
-    "a row 1 percent too small": row(lambda x: x.float() * 0.99),
-    "a row in fp16": row(torch.Tensor.half),
-    "a row of 6 bits": row(lambda x: kept(6, x.float())),
+    "added to what the output held": in_chosen_row(lambda x: x * 2),
+    "a row 1 percent too small": in_chosen_row(lambda x: x.float() * 0.99),
+    "a row in fp16": in_chosen_row(torch.Tensor.half),
+    "a row of 6 bits": in_chosen_row(lambda x: truncated_to(6, x.float())),
 }
 
 
-def quantiser(**options: Any) -> Compute:
-    """Of all rows."""
+def quantising_all_rows(**options: Any) -> Compute:
+    """All rows are quantised with these options of `quantised`."""
     return everywhere(multiply, partial(quantised, **options))
 
 
-def of_row(row: int, **options: Any) -> Compute:
-    """row: the row of adversarial operands in which it shows (operands.py)."""
+def quantising_row(row: int, **options: Any) -> Compute:
+    """One row is quantised with these options. row: that of adversarial operands in which the mistake shows
+    (`_spoil_activations` of operands.py)"""
     return in_one_place(multiply, partial(quantised, **options), row)
 
 
 QUANTISERS_IN_ALL_ROWS: Mapping[str, Compute] = {
-    "stored scales 2 percent too large": quantiser(stored=lambda s: 1.02 * s),
-    "stored scales 5 percent too small": quantiser(stored=lambda s: 0.95 * s),
-    "codes truncated": quantiser(rounding=fp8_truncated),
-    "codes rounded as e5m2": quantiser(rounding=lambda _, x: fp8(E5M2, x)),
-    "up to 448 in e4m3fnuz": quantiser(top=448.0),
+    "stored scales 2 percent too large": quantising_all_rows(stored=lambda s: 1.02 * s),
+    "stored scales 5 percent too small": quantising_all_rows(stored=lambda s: 0.95 * s),
+    "codes truncated": quantising_all_rows(rounding=fp8_truncated),
+    "codes rounded as e5m2": quantising_all_rows(rounding=lambda _, x: fp8(E5M2, x)),
+    "up to 448 in e4m3fnuz": quantising_all_rows(top=448.0),
 }
-"""Errors that one row hides in its rounding to FP8, but not all rows together."""
+"""Errors that the noise of rounding to FP8 hides in each single row, and that show over all rows together."""
 
 QUANTISERS_IN_ONE_ROW: Mapping[str, Compute] = {
-    "scales of half their size, saturated": of_row(4, amax=lambda x: largest(x) / 2),
-    "scales of 2^16 times their size": of_row(4, amax=lambda x: largest(x) * 2**16),
-    "scales never stored": of_row(4, stored=torch.ones_like),
-    "blocks of 64": of_row(4, block=64),
-    "last value of a block overlooked": of_row(2, amax=lambda x: largest(x[..., :-1])),
-    "negative values overlooked": of_row(2, amax=lambda x: x.amax(-1)),
-    "one scale for the tensor": of_row(4, amax=lambda x: x.abs().amax().expand(x.shape[:2])),
-    "no magnitude below 1": of_row(4, amax=lambda x: largest(x).clamp(min=1.0)),
-    "NaN for a block of zeros": of_row(7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
+    "scales of half their size, saturated": quantising_row(4, amax=lambda x: largest(x) / 2),
+    "scales of 2^16 times their size": quantising_row(4, amax=lambda x: largest(x) * 2**16),
+    "scales never stored": quantising_row(4, stored=torch.ones_like),
+    "blocks of 64": quantising_row(4, block=64),
+    "last value of a block overlooked": quantising_row(2, amax=lambda x: largest(x[..., :-1])),
+    "negative values overlooked": quantising_row(2, amax=lambda x: x.amax(-1)),
+    "one scale for the tensor": quantising_row(4, amax=lambda x: x.abs().amax().expand(x.shape[:2])),
+    "no magnitude below 1": quantising_row(4, amax=lambda x: largest(x).clamp(min=1.0)),
+    "NaN for a block of zeros": quantising_row(
+        7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)
+    ),
 }
 
 
-def places(variants: Mapping[str, Variant], quantiser: Quantiser | None = None) -> dict[str, Compute]:
+def each_in_one_place(
+    variants: Mapping[str, Variant], quantiser: Quantiser | None = None
+) -> dict[str, Compute]:
     return {name: in_one_place(variant, quantiser) for name, variant in variants.items()}
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *listed(places(IN_FP8, quantised), "with_quant", "fp8"),
-    *listed(places(IN_OTHER_CALLS), form="of given codes: {}"),
-    *listed(places(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
+    *listed(each_in_one_place(IN_FP8, quantised), "with_quant", "fp8"),
+    *listed(each_in_one_place(IN_OTHER_CALLS), form="of given codes: {}"),
+    *listed(each_in_one_place(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
     Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
-    *listed({**places(IN_CORE), **OUTPUTS}),
-    Mistake("a row truncated to 5 bits", row(lambda x: kept(5, x.float())), truncates=True),
+    *listed({**each_in_one_place(IN_CORE), **OUTPUTS}),
+    Mistake("a row truncated to 5 bits", in_chosen_row(lambda x: truncated_to(5, x.float())), truncates=True),
     *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
     *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )
 
 
 def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
-    at = torch.tensor(rows, device=o.b_q.device)
-    across = torch.arange(columns.start, columns.stop, device=o.b_q.device)
+    """What the wrong kernels give for these rows and columns (see `Answers`)."""
+    row_index = torch.tensor(rows, device=o.b_q.device)
+    column_index = torch.arange(columns.start, columns.stop, device=o.b_q.device)
 
     def output(variant: Variant) -> torch.Tensor:
+        # Activations in bf16 have scales of 1, so that only quantised ones show whether these are left out.
         quantiser = quantised if o.a is not None and variant is UNSCALED else None
-        return variant(tile(o, quantiser, at, across))
+        return variant(tile(o, quantiser, row_index, column_index))
 
     variants = {**IN_FP8, **IN_CORE, **IN_OTHER_CALLS}
     return {name: partial(output, variant) for name, variant in variants.items()}

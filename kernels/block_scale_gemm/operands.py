@@ -12,6 +12,7 @@ from typing import ClassVar
 from kernels.formats import (
     BLOCK,
     SCALES,
+    SMALLEST_SCALE,
     Fp8Format,
     Scales,
     block_scale,
@@ -28,8 +29,8 @@ class BlockScaleGemmSizes:
     m: int  # tokens
     n: int  # output features
     k: int  # input features
-    fp8: str = "e4m3fn"  # the format of a and b
-    scales: str = "fp32"  # of a and b; or ue8m0: powers of two, held as fp32
+    fp8: str = "e4m3fn"  # the format of a and b, or e4m3fnuz
+    scales: str = "fp32"  # the scales of a and b; or ue8m0: powers of two, held as fp32
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -81,8 +82,8 @@ ACTIVATION_BLOCKS = 16_381
 ROWS = 1024  # rows of activations that are handled at a time
 
 DEVIATIONS = 4.3  # standard deviations of the weights at the format's maximum: what 128x128 values reach
-TYPICAL_SCALE = 2.0**-12
-OUTLIER_CHANNELS = 4
+TYPICAL_SCALE = 2.0**-12  # of the weights
+OUTLIER_CHANNELS = 4  # columns of a
 ZERO_ROW = 61  # one row in so many is zero
 
 
@@ -121,22 +122,25 @@ def weights(
     values = torch.empty(min(WEIGHT_VALUES, n * k), device=device).normal_(generator=generator)
     values = values.mul_(fmt.max / DEVIATIONS).clamp_(-fmt.max, fmt.max).to(fmt.dtype).view(torch.uint8)
     b_q = torch.empty(n * k, dtype=torch.uint8, device=device)
-    for part in b_q.split(len(values)):
-        part.copy_(values[: len(part)])
+    for piece in b_q.split(len(values)):
+        piece.copy_(values[: len(piece)])
 
-    block_n, block_k = (torch.arange(-(-size // BLOCK), device=device) for size in (n, k))
-    level = 1.1 * ((block_n[:, None] - block_k) % 3 - 1)
-    level += torch.empty(level.shape, device=device).uniform_(-0.05, 0.05, generator=generator)
-    return b_q.view(fmt.dtype).view(n, k), block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
+    block_n = torch.arange(-(-n // BLOCK), device=device)[:, None]
+    block_k = torch.arange(-(-k // BLOCK), device=device)
+    octaves = 1.1 * ((block_n - block_k) % 3 - 1)
+    octaves += torch.empty(octaves.shape, device=device).uniform_(-0.05, 0.05, generator=generator)
+    b_scale = block_scale(octaves.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
+    return b_q.view(fmt.dtype).view(n, k), b_scale
 
 
 def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
     """bf16 [M, K]: normal values in blocks of 128 with the magnitudes of `_magnitudes`, and outliers.
 
-    The even rows, and so the only row of a decode step of one token, are flat except that neighbouring blocks
-    differ by an octave: in them a mistake in any block of K shows. By row modulo 8 the odd rows are large in
-    a few blocks (1), have outlier channels of 2^10 to 2^13 times the rest (3), range over 18 octaves (5), or
-    have blocks of zeros (7). One row in 61 is zero. Neighbouring rows lie 14 or 21 octaves apart.
+    The even rows, and with them the only row of a decode step of one token, have magnitudes that alternate
+    between two levels an octave apart: in them a mistake in any block of K shows. The odd rows differ by row
+    modulo 8: they are large in a few blocks (1), have outlier channels of 2^10 to 2^13 times the rest (3),
+    range over 18 octaves (5), or have blocks of zeros (7). One row in 61 is zero. The magnitudes of
+    neighbouring rows lie 14 or 21 octaves apart.
     """
     generator = torch.Generator(device).manual_seed(seed)
     blocks = -(-k // BLOCK)
@@ -152,8 +156,9 @@ def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
         rows = slice(first, min(first + ROWS, m))
         index = torch.arange(rows.start * blocks, rows.stop * blocks, device=device) % len(pool)
         values = pool[index].view(-1, blocks, BLOCK)
-        if kept := k % BLOCK:
-            values[:, -1] /= values[:, -1, :kept].abs().amax(-1, keepdim=True)
+        width_of_last = k - (blocks - 1) * BLOCK
+        if width_of_last < BLOCK:
+            values[:, -1] /= values[:, -1, :width_of_last].abs().amax(-1, keepdim=True)
         values = values.mul_(magnitude[rows].unsqueeze(-1)).flatten(1)[:, :k]
         values[:, channels] *= outlier[rows]
         a[rows] = values
@@ -161,7 +166,7 @@ def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
 
 
 def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor:
-    """The largest value of each block: fp32 [M, blocks]."""
+    """The largest magnitude of each block, fp32 [M, blocks], as `activations` describes them."""
     device = generator.device
     row = torch.arange(m, device=device)[:, None]
     block = torch.arange(blocks, device=device)
@@ -171,12 +176,12 @@ def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor
 
     octaves = 7.0 * ((2 * row + 2) % 5 - 2) + uniform(m, 1)
     octaves = octaves + 1.1 * ((row + block) % 2) + 0.1 * uniform(m, blocks)
-    chance = uniform(m, blocks)
-    kind = row % 8
-    octaves += torch.where((kind == 1) & (chance < max(0.05, 2 / blocks)), 6.0, 0.0)
-    octaves += torch.where(kind == 5, 3.0 * (5 * block % 7 - 3), 0.0)
-    zero = ((kind == 7) & (chance < 0.3)) | (row % ZERO_ROW == ZERO_ROW - 3)
-    return octaves.exp2_().masked_fill_(zero, 0.0)
+    draw = uniform(m, blocks)
+    is_large = (row % 8 == 1) & (draw < max(0.05, 2 / blocks))
+    octaves += torch.where(is_large, 6.0, 0.0)
+    octaves += torch.where(row % 8 == 5, 3.0 * (5 * block % 7 - 3), 0.0)
+    is_zero = ((row % 8 == 7) & (draw < 0.3)) | (row % ZERO_ROW == ZERO_ROW - 3)
+    return octaves.exp2_().masked_fill_(is_zero, 0.0)
 
 
 def _spoil_weights(
@@ -184,7 +189,7 @@ def _spoil_weights(
 ) -> None:
     """Changes the weights in place:
 
-    - Scales lie on five levels, so that a table that is read three blocks too far is a different one.
+    - Scales lie on five levels, not three, so that reading the table three blocks too far gives other scales.
     - One column in 16 has only codes of the largest magnitude. No column has only zeros or only subnormal
       codes: vLLM 0.33's CPU kernels read those as values of up to 2^-7 (csrc/cpu/sgl-kernels/vec.h), which
       shows in no column that has other codes.
@@ -198,26 +203,28 @@ def _spoil_weights(
     extreme = codes[3::16]
     signs = torch.randint(0, 2, extreme.shape, generator=generator, device=b_q.device, dtype=torch.uint8)
     extreme.copy_(largest | signs << 7)
-    block_n, block_k = (torch.arange(size, device=b_q.device) for size in b_scale.shape)
-    level = 0.55 * ((2 * block_n[:, None] + 3 * block_k) % 5 - 2)
-    level += torch.empty(level.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)
-    b_scale.copy_(block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales))
+    block_n = torch.arange(b_scale.shape[0], device=b_q.device)[:, None]
+    block_k = torch.arange(b_scale.shape[1], device=b_q.device)
+    octaves = 0.55 * ((2 * block_n + 3 * block_k) % 5 - 2)
+    octaves += torch.empty(octaves.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)
+    b_scale.copy_(block_scale(octaves.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales))
     if n > 3 * BLOCK and k > 3 * BLOCK:
         codes[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK] = 0
-        b_scale[3, 3] = 2.0**-126
+        b_scale[3, 3] = SMALLEST_SCALE
 
 
 def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     """Changes the activations in place, by row modulo 8:
 
-    0, 4: the landmark blocks are 2^5 times larger, so that the loss of one shows behind rounding to FP8. The
-          first and the last value are twice the row's maximum, so that a wrong mask shows. Row 0 is 2^24
-          times larger and row 4 2^12 times smaller: fp16 holds the scales of neither. A least magnitude of 1
-          loses row 4, and DeepGEMM's of 1e-4 does not.
+    0, 4: the blocks where splits of K begin and end are 2^5 times larger, so that the loss of one of them
+          exceeds the noise of rounding to FP8. The first and the last value are twice the row's maximum, so
+          that a wrong mask shows. Row 0 is 2^24 times larger and row 4 2^12 times smaller, because fp16 holds
+          neither scale. A quantiser that takes no magnitude below 1 loses row 4. One that takes none below
+          1e-4, as DeepGEMM does, keeps it.
     1:    2^17 times larger: sums overflow fp16.
-    2:    the largest value of a block stands first in even blocks and last in odd ones, is the format's
-          largest value times a power of two, and eight times the next. A quarter of the others lie halfway
-          between two codes.
+    2:    the largest value of a block stands first in even blocks and last in odd ones. It is the format's
+          largest value times a power of two, and at least eight times every other value. A quarter of the
+          other values lie halfway between two codes.
     3:    the values of each block span 20 octaves, so that most are subnormal once they are quantised.
     5:    every third block is zero, with -0 among the zeros; the block after it is 2^6 times larger.
     6:    each second block is the negative of the block before it, so that neighbouring sums nearly cancel
@@ -228,11 +235,11 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     generator = torch.Generator(a.device).manual_seed(seed + 1)
     blocks = -(-k // BLOCK)
     channel = torch.arange(k, device=a.device)
-    block, place = channel // BLOCK, channel % BLOCK
-    # The blocks at the edges of the whole, of halves and of a quarter, where splits begin and end.
-    landmarks = [0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4]
-    is_landmark = torch.isin(block, torch.tensor(landmarks, device=a.device))
-    a[0::4] = torch.where(is_landmark, a[0::4] * 2.0**5, a[0::4])
+    block, in_block = channel // BLOCK, channel % BLOCK
+    # The blocks at the edges of the whole, of halves and of a quarter.
+    edges_of_splits = [0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4]
+    is_at_edge = torch.isin(block, torch.tensor(edges_of_splits, device=a.device))
+    a[0::4] = torch.where(is_at_edge, a[0::4] * 2.0**5, a[0::4])
     edge_value = 2 * a[0::4].abs().amax(1)
     a[0::4, 0], a[0::4, -1] = edge_value, -edge_value
     a[0::8] *= 2.0**24
@@ -240,21 +247,22 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     a[1::8] *= 2.0**17
     if len(rows := a[2::8]):
         width = (k - block * BLOCK).clamp(max=BLOCK)
-        edge = place == torch.where(block % 2 == 0, 0, width - 1)
-        unit = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 2
+        is_largest = in_block == torch.where(block % 2 == 0, 0, width - 1)
+        exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8
         draw = torch.empty(rows.shape, device=a.device)
         size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)
-        ties = 17.0 * 2.0 ** (draw.uniform_(0, 1, generator=generator) < 0.5).float() * fmt.max / 448
-        tied = draw.uniform_(0, 1, generator=generator) < 0.25
-        if fmt.max != 448.0:
-            ties = 17.0 * torch.ones_like(ties)
-        size = torch.where(edge, fmt.max, torch.where(tied, ties, size))
-        rows.copy_(torch.ldexp(size.copysign(rows.float()), unit - 6))
-    steep = torch.exp2(-20.0 * ((37 * place) % BLOCK) / BLOCK).to(a.dtype)
-    a[3::8] *= steep
+        # Codes lie 2 apart from 16 to 32 and 4 apart from 32 to 64. An eighth of e4m3fnuz's 240 is below 34.
+        even_chance = draw.uniform_(0, 1, generator=generator) < 0.5
+        tie = torch.where(even_chance & (fmt.max / 8 >= 34.0), 34.0, 17.0)
+        is_tie = draw.uniform_(0, 1, generator=generator) < 0.25
+        size = torch.where(is_largest, fmt.max, torch.where(is_tie, tie, size))
+        rows.copy_(torch.ldexp(size.copysign(rows.float()), exponent))
+    # Steps of 37 go round all 128 places, so that large and small values alternate.
+    a[3::8] *= torch.exp2(-20.0 * ((37 * in_block) % BLOCK) / BLOCK).to(a.dtype)
     a[5::8] = torch.where(block % 3 == 1, a[5::8] * 2.0**6, a[5::8])
     a[5::8] = torch.where(block % 3 == 0, a[5::8] * 0.0, a[5::8])
-    if (pairs := k // (2 * BLOCK)) and len(rows := a[6::8]):
-        paired = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
-        paired[:, :, 1] = -paired[:, :, 0]
+    pairs, rows = k // (2 * BLOCK), a[6::8]
+    if pairs and len(rows):
+        pair = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
+        pair[:, :, 1] = -pair[:, :, 0]
     a[7::8] = 0.0

@@ -1,5 +1,5 @@
 """What several rows share: pairs in the order of experts, expert ids without -1, and the suite's own kernels
-around two products."""
+around a library's two products. A pair is a token and one of its picks."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, sequence
 
-Pair = tuple["torch.Tensor", "torch.Tensor"]  # what w13 and w2 became in a library's layout, or their scales
+W13AndW2 = tuple["torch.Tensor", "torch.Tensor"]  # w13 and w2, or their scales, in a library's layout
 WORD = 4  # exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes
 CHUNK = {"cpu": 1 << 16, "cuda": 1024}  # pairs that are counted or placed at a time
-
 THREADS = 256  # the most threads of a program of four warps
 
 ONE_LAUNCH = 4096
-"""Pairs up to which each program counts all of them: four passes of a histogram in shared memory take less
-than another launch. More pairs are divided into segments of about this many, each with a program for every
-expert."""
+"""The most pairs that each program counts by itself: four passes of a histogram in shared memory take less
+time than another launch. More pairs are divided into segments of about this many, and a first launch counts
+each segment."""
 
 MOST_SEGMENTS = 16
 
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
-    """The most tiles that any picks of this size need: all tiles of an expert but one are full."""
+    """The most tiles that pairs can need: each expert may leave all but one row of its last tile empty."""
     pairs = sizes.pairs
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
 
 
 class Alignment:
-    """A call places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`, or
-    with `by_pair` `row_of` and `owners`."""
+    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`,
+    or with `by_pair` `row_of` and `owners`."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
@@ -45,26 +44,25 @@ class Alignment:
 
         pairs, experts, tiles = sizes.pairs, sizes.local_experts, tiles_for(rows, sizes)
         segments = max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
-        per_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
+        pairs_of_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
 
-        self.used = empty(1)  # the number of tiles that have an expert
-        # The expert of each tile, or of each slot.
-        self.owners = empty(tiles * rows if by_pair else tiles)
-        # The pair in each slot, and the number of pairs in an empty slot; or the slot of each pair.
-        self.slots = empty(0 if by_pair else tiles * rows)
-        self.row_of = empty(pairs if by_pair else 0)
-        self.tensors = self.slots, self.owners, self.used
-        placed = (None, self.row_of) if by_pair else (self.slots, None)
+        self.used_tiles = empty(1)  # the number of tiles that have an expert
+        self.owners = empty(tiles * rows if by_pair else tiles)  # the expert of each tile, or of each slot
+        self.slots = empty(0 if by_pair else tiles * rows)  # the pair in each slot; in an empty one `pairs`
+        self.row_of = empty(pairs if by_pair else 0)  # the slot of each pair
+        self.tensors = self.slots, self.owners, self.used_tiles
+        slots, row_of = (None, self.row_of) if by_pair else (self.slots, None)
         counts = empty(segments if segments > 1 else 0, experts)
         count = functools.partial(
-            count_kernel[(experts, segments)], ids, counts, pairs, per_segment, CHUNK=chunk
+            count_kernel[(experts, segments)], ids, counts, pairs, pairs_of_segment, CHUNK=chunk
         )
         place = functools.partial(
             place_kernel[(experts, segments)],
-            *(ids, counts, *placed, self.owners, self.used, pairs, experts, per_segment, tiles * rows),
+            *(ids, counts, slots, row_of, self.owners, self.used_tiles),
+            *(pairs, experts, pairs_of_segment, tiles * rows),
             TILE=rows,
             CHUNK=chunk,
             EXPERTS=triton.next_power_of_2(experts),
@@ -79,30 +77,37 @@ class Alignment:
 
 
 def chunk_for(pairs: int, device: torch.device) -> int:
-    """A power of two, and at least the threads of a program, so that its histogram counts each value once."""
-    return min(CHUNK["cpu" if device.type == "cpu" else "cuda"], max(THREADS, 1 << (pairs - 1).bit_length()))
+    """The pairs that a program counts or places at a time: a power of two, and at least the threads of a
+    program, so that its histogram counts each value once."""
+    most = CHUNK["cpu" if device.type == "cpu" else "cuda"]
+    power_of_two = 1 << (pairs - 1).bit_length()
+    return min(most, max(THREADS, power_of_two))
 
 
 def expert_ids(
     operands: FusedMoeOperands, values: list[int]
 ) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
-    """Expert ids for a library that takes no -1, int32 [tokens, picks], and the part of the timed call that
-    brings them up to date. The id local_experts, which is one more than the rank has, stands for all experts
-    on other ranks: what SGLang's `forward_aiter` and vLLM's expert map give to their kernels. The third is
-    the value of each id, int32 [local_experts + 1], or None where all experts are on this rank."""
+    """Expert ids for a library that takes no -1. All experts on other ranks get the id local_experts instead,
+    as SGLang's `forward_aiter` and vLLM's expert map give it to their kernels.
+
+    values: the library's value of each id from 0 to local_experts
+
+    Returns the ids, int32 [tokens, picks]; the part of the timed call that writes them; and the values, int32
+    [local_experts + 1], or None where all experts are on this rank.
+    """
     import torch
 
-    given, sizes = operands.topk_ids, operands.sizes
+    topk_ids, sizes = operands.topk_ids, operands.sizes
     if sizes.ep == 1:
-        return given, lambda: None, None
-    ids = torch.empty_like(given)
-    of_ids = torch.tensor(values, dtype=torch.int32, device=given.device)
+        return topk_ids, lambda: None, None
+    ids = torch.empty_like(topk_ids)
+    values_of_ids = torch.tensor(values, dtype=torch.int32, device=topk_ids.device)
     # -1 modulo local_experts + 1 is local_experts, and no other id changes.
-    return ids, lambda: torch.remainder(given, sizes.local_experts + 1, out=ids), of_ids
+    return ids, lambda: torch.remainder(topk_ids, sizes.local_experts + 1, out=ids), values_of_ids
 
 
-def rounding(sizes: FusedMoeSizes) -> dict[str, Any]:
-    """How a Triton kernel requantises h, by the names of its constants."""
+def requantising(sizes: FusedMoeSizes) -> dict[str, Any]:
+    """The constants of a Triton kernel that quantises h, by their names there."""
     return {
         "LARGEST": fp8_format(sizes.fp8).max,
         "SMALLEST_SCALE": SMALLEST_SCALE,
@@ -113,13 +118,13 @@ def rounding(sizes: FusedMoeSizes) -> dict[str, Any]:
 
 def combination(
     operands: FusedMoeOperands,
-    given: torch.Tensor,
+    expert_out: torch.Tensor,
     row_of: torch.Tensor | None,
     out: torch.Tensor,
     columns: int = 1024,
 ) -> Call:
-    """The launch that adds up a token's rows of `given` by weight. row_of: as the kernel has it; columns: of
-    a program"""
+    """The launch that writes to `out` the weighted sum of each token's rows of `expert_out`. row_of: as
+    `combine_kernel` has it; columns: columns that a program computes"""
     import triton
 
     from kernels.fused_moe.triton.rows_jit import combine_kernel
@@ -127,7 +132,7 @@ def combination(
     o, sizes = operands, operands.sizes
     return functools.partial(
         combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, columns))],
-        *(given, o.topk_ids, row_of, o.topk_weights, out),
+        *(expert_out, o.topk_ids, row_of, o.topk_weights, out),
         HIDDEN=sizes.hidden,
         PICKS=sizes.picks,
         PICKS_PADDED=triton.next_power_of_2(sizes.picks),
@@ -136,21 +141,22 @@ def combination(
 
 
 def scale_columns(k: int, packed: bool) -> int:
-    """Columns of the scales of K values."""
+    """The number of scales of K values in a row, or of int32 words where scales are packed."""
     return -(-k // (BLOCK * WORD if packed else BLOCK))
 
 
 def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
-    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. Rows are
-    adjacent, as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16 bytes."""
+    """Empty scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. The
+    scales of adjacent rows are adjacent in memory, as TMA reads them. Where the rows are a multiple of 4,
+    columns begin at multiples of 16 bytes."""
     dtype = torch.int32 if packed else torch.float32
     shape = (groups, scale_columns(k, packed), rows)
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
 
 
-class Between:
-    """The suite's own kernels around the two products of a library that leaves them to its caller. `activate`
-    is SiLU with requantising, between the products; `add_up` is the weighted sum over picks, after them."""
+class AroundProducts:
+    """The suite's own kernels for a library that has only the two products: `activate` is SiLU with
+    requantising, between the products, and `add_up` the weighted sum over picks, after them."""
 
     def __init__(
         self,
@@ -161,15 +167,16 @@ class Between:
         rows: int,
         packed: bool = False,
     ) -> None:
-        """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
+        """row_of: int32 [pairs]: the row of each pair, counted through all groups of `rows` rows
+        packed: whether the library takes the scales of h packed"""
         import torch
 
         from kernels.fused_moe.triton.rows_jit import silu_kernel
 
         sizes = operands.sizes
-        # bf16: the output of the first product, and of the second one.
+        # The outputs of the products, in bf16.
         self.gate_up = out.new_empty(groups, rows, 2 * sizes.inter)
-        self.given = out.new_empty(groups, rows, sizes.hidden)
+        self.expert_out = out.new_empty(groups, rows, sizes.hidden)
         # What the second product reads: FP8, and its scales as `scale_rows` has them.
         self.h_q = out.new_empty(groups, rows, sizes.inter, dtype=operands.w13.dtype)
         self.h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
@@ -180,12 +187,12 @@ class Between:
         self.activate: Call = functools.partial(
             silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
             *(self.gate_up, operands.topk_ids, row_of, h_written, self.h_scale),
-            **rounding(sizes),
+            **requantising(sizes),
             INTER=sizes.inter,
             CAPACITY=rows,
             PACKED=packed,
         )
-        self.add_up: Call = combination(operands, self.given, row_of, written)
+        self.add_up: Call = combination(operands, self.expert_out, row_of, written)
         if interpreted:
             self.activate = sequence(self.activate, functools.partial(self.h_q.copy_, h_written))
             self.add_up = sequence(self.add_up, functools.partial(out.copy_, written))
@@ -193,15 +200,15 @@ class Between:
 
 def weights_in_bf16(
     operands: FusedMoeOperands, pack: Callable[[torch.Tensor], torch.Tensor] = lambda weights: weights
-) -> Pair:
-    """w13 and w2 dequantised to bf16 [local, N, K], each expert's packed by `pack`, which gets [1, N, K]. It
-    goes expert by expert, so that memory never holds the weights twice."""
+) -> W13AndW2:
+    """w13 and w2 dequantised to bf16 [local, N, K]. pack: reorders the weights of one expert, [1, N, K]. It
+    is called for one expert after another, so that memory never holds all of them twice."""
 
-    def made(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         all_experts = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
         for expert, values, scales in zip(all_experts, q, scale, strict=True):
             expert.copy_(pack(fp8_to_bf16(values, scales)[None])[0])
         return all_experts
 
     o = operands
-    return made(o.w13, o.w13_scale), made(o.w2, o.w2_scale)
+    return dequantised(o.w13, o.w13_scale), dequantised(o.w2, o.w2_scale)

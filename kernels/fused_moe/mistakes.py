@@ -39,7 +39,8 @@ def whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def by_blocks(x: torch.Tensor, w: torch.Tensor, sums: Round = exact, total: Round = exact) -> torch.Tensor:
-    """Multiplies 128 of K at a time. sums: rounds the sum of a block; total: rounds the sum so far."""
+    """Multiplies 128 of K at a time. sums: rounds the sum of each block; total: rounds the sum over blocks
+    after each of them"""
     out = x.new_zeros(len(x), len(w))
     for a, b in zip(x.split(BLOCK, 1), w.split(BLOCK, 1), strict=True):
         out = total(out + sums(a @ b.T))
@@ -55,47 +56,54 @@ class Plan:
     """How a kernel computes. A Round rounds or changes what it is named for."""
 
     x: Round = exact
-    weight: Round = exact  # rounds the dequantised weights of both products
-    both: Round = exact  # rounds gate and up
+    weight: Round = exact  # the dequantised weights of both products
+    gate_up: Round = exact
     h: Round = exact
-    given: Round = exact  # of the output of an expert before its weight is applied
-    weighted: Round = exact  # of the output of an expert after its weight is applied
-    total: Round = exact  # of the sum over experts after each expert
+    expert_out: Round = exact  # the output of an expert before it is multiplied by the routing weight
+    weighted: Round = exact  # the output of an expert after that
+    total: Round = exact  # the sum over experts after each expert
     requant: bool = False  # whether h is quantised, and x as well unless it is given in FP8
-    product: Product = whole  # multiplies x and w13
-    down: Product = whole  # multiplies h and w2
+    up_product: Product = whole  # multiplies x and w13
+    down_product: Product = whole  # multiplies h and w2
     act: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = silu
     """(gate, up) -> h."""
 
     # For wrong kernels
     next_expert: tuple[str, ...] = ()
     """Which of w13, w13_scale, w2 and w2_scale are read from the next expert."""
-    w13_scale: Round = exact  # of the scales of an expert [blocks of N, blocks of K]
+    w13_scale: Round = exact  # the scales of an expert [blocks of N, blocks of K]
     w2_scale: Round = exact
-    w13: Round = exact  # of the dequantised weights
+    w13: Round = exact  # the dequantised weights of an expert
     w2: Round = exact
 
     def weights(self, o: Operands, expert: int, name: str) -> torch.Tensor:
         """The dequantised weights of an expert. name: w13 or w2"""
-        scale = f"{name}_scale"
-        codes, scales = (
-            getattr(o, each)[(expert + (each in self.next_expert)) % o.sizes.local_experts]
-            for each in (name, scale)
-        )
+
+        def read(tensor: str) -> torch.Tensor:
+            expert_read = expert + 1 if tensor in self.next_expert else expert
+            values: torch.Tensor = getattr(o, tensor)[expert_read % o.sizes.local_experts]
+            return values
+
         change: Round = getattr(self, name)
-        return self.weight(change(fp8_to_fp32(codes, getattr(self, scale)(scales))))
+        change_scale: Round = getattr(self, f"{name}_scale")
+        return self.weight(change(fp8_to_fp32(read(name), change_scale(read(f"{name}_scale")))))
 
 
 def requantised(o: Operands, x: torch.Tensor) -> torch.Tensor:
+    """x quantised as the suite does, and dequantised again."""
     scales = known_scales(o.sizes.scales)
     return dequantise_activations(*quantise_activations(x, fp8_format(o.sizes.fp8), scales))
 
 
 def layer(
-    o: Operands, plan: Plan, picks: Picks | None = None, others: Mapping[int, Plan] = {}
+    o: Operands, plan: Plan, picks: Picks | None = None, plans_of_experts: Mapping[int, Plan] = {}
 ) -> torch.Tensor:
-    """Returns the output [tokens, hidden]. others: the plans of experts that compute in another way."""
-    ids, weights = picks or routing(o)
+    """Returns the output [tokens, hidden].
+
+    picks:            None for the right ones
+    plans_of_experts: by number, the plans of experts that compute in another way
+    """
+    ids, weights = routing(o) if picks is None else picks
     if o.boundary == "core":
         x = plan.x(dequantise_activations(o.x_q, o.x_scale))
     else:
@@ -103,17 +111,16 @@ def layer(
     total = x.new_zeros(len(x), o.sizes.hidden)
     for expert in ids[ids >= 0].unique().tolist():
         row, place = torch.nonzero(ids == expert, as_tuple=True)
-        own = others.get(expert, plan)
-        gate, up = own.both(own.product(x[row], own.weights(o, expert, "w13"))).chunk(2, -1)
-        h = own.h(own.act(gate, up))
-        if own.requant:
+        expert_plan = plans_of_experts.get(expert, plan)
+        products = expert_plan.up_product(x[row], expert_plan.weights(o, expert, "w13"))
+        gate, up = expert_plan.gate_up(products).chunk(2, -1)
+        h = expert_plan.h(expert_plan.act(gate, up))
+        if expert_plan.requant:
             h = requantised(o, h)
-        given = own.given(own.down(h, own.weights(o, expert, "w2")))
+        products = expert_plan.down_product(h, expert_plan.weights(o, expert, "w2"))
+        weighted = plan.weighted(expert_plan.expert_out(products) * weights[row, place, None].float())
         # A wrong choice may give a token the same expert twice, so rows can repeat.
-        added = torch.zeros_like(total).index_add_(
-            0, row, plan.weighted(given * weights[row, place, None].float())
-        )
-        total = plan.total(total + added)
+        total = plan.total(total + torch.zeros_like(total).index_add_(0, row, weighted))
     return total
 
 
@@ -126,24 +133,25 @@ def rounded(bits: int, x: torch.Tensor) -> torch.Tensor:
 # Wrong weights of an expert
 
 
-next_of_n, next_of_k = (partial(torch.roll, shifts=-1, dims=dim) for dim in (0, 1))
-"""Of scales [blocks of N, blocks of K]."""
+# Replace scales [blocks of N, blocks of K] by those of the next block.
+next_of_n = partial(torch.roll, shifts=-1, dims=0)
+next_of_k = partial(torch.roll, shifts=-1, dims=1)
 
 
 def in_one_block(change: Round) -> Round:
     """Changes only the scale of the block in the middle."""
 
-    def changed(s: torch.Tensor) -> torch.Tensor:
-        n, k = (size // 2 for size in s.shape)
-        return put(s, (n, k), change(s)[n, k])
+    def changed(scales: torch.Tensor) -> torch.Tensor:
+        middle = (scales.shape[0] // 2, scales.shape[1] // 2)
+        return put(scales, middle, change(scales)[middle])
 
     return changed
 
 
 def times(factor: float, block: int) -> Round:
     """Multiplies a block of K by a factor."""
-    some = slice(block * BLOCK, (block + 1) * BLOCK)
-    return lambda w: put(w, (..., some), factor * w[:, some])
+    columns = slice(block * BLOCK, (block + 1) * BLOCK)
+    return lambda w: put(w, (..., columns), factor * w[:, columns])
 
 
 def without_last_block(w: torch.Tensor) -> torch.Tensor:
@@ -154,6 +162,7 @@ def without_last_block(w: torch.Tensor) -> torch.Tensor:
 
 
 def scale_left_out(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The codes of h, without the scale by which h was divided."""
     return quantise_activations(silu(gate, up), FORMATS["e4m3fn"])[0].float()
 
 
@@ -209,11 +218,11 @@ IN_FP8: Mapping[str, Plan] = {
     "h in FP8 with its scale left out": Plan(act=scale_left_out),
     "h in FP8 without a scale": Plan(act=lambda gate, up: fp8(E4M3, silu(gate, up))),
     "h in FP8 with one poor scale": Plan(act=one_poor_scale),
-    "an expert left out": Plan(given=torch.zeros_like),
-    "an expert counted twice": Plan(given=lambda y: 2 * y),
-    "an expert's rows given to other tokens": Plan(given=of_other_tokens),
-    "an expert's last token left out": Plan(given=lambda y: put(y, -1, 0.0)),
-    "half of an expert's columns left out": Plan(given=half_left_out),
+    "an expert left out": Plan(expert_out=torch.zeros_like),
+    "an expert counted twice": Plan(expert_out=lambda y: 2 * y),
+    "an expert's rows given to other tokens": Plan(expert_out=of_other_tokens),
+    "an expert's last token left out": Plan(expert_out=lambda y: put(y, -1, 0.0)),
+    "half of an expert's columns left out": Plan(expert_out=half_left_out),
 }
 
 IN_BF16: Mapping[str, Plan] = {
@@ -221,10 +230,10 @@ IN_BF16: Mapping[str, Plan] = {
     "w2 in e5m2": Plan(w2=partial(rounded, 3)),
     "GELU for SiLU": Plan(act=gelu),
     "h in fp16": Plan(h=fp16),
-    "sums of the first product of 5 bits": Plan(product=partial(by_blocks, total=partial(rounded, 5))),
-    "gate and up of 5 bits": Plan(both=partial(rounded, 5)),
+    "sums of the first product of 5 bits": Plan(up_product=partial(by_blocks, total=partial(rounded, 5))),
+    "gate and up of 5 bits": Plan(gate_up=partial(rounded, 5)),
 }
-"""What rounding to FP8 would hide in one expert."""
+"""Mistakes that in one expert are smaller than the noise of rounding to FP8."""
 
 OF_ALL_EXPERTS_IN_FP8: Mapping[str, Plan] = {
     "w13 in e5m2": Plan(w13=partial(rounded, 3)),
@@ -234,13 +243,14 @@ OF_ALL_EXPERTS_IN_FP8: Mapping[str, Plan] = {
 
 
 def of_one_expert(wrong: Plan, requant: bool = True) -> Compute:
-    """The wrong expert is the one that some token on this rank gives its largest weight."""
+    """One routed expert is wrong: that of the pick with the largest weight on this rank."""
 
     def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
-        ids, weights = (each[:, : o.sizes.topk] for each in routing(o))
-        busiest = int(ids.flatten()[torch.where(ids < 0, -1.0, weights).argmax()])
-        others = {busiest: replace(wrong, requant=requant)}
-        return layer(o, Plan(requant=requant), others=others).to(right.dtype)
+        all_ids, all_weights = routing(o)
+        ids, weights = all_ids[:, : o.sizes.topk], all_weights[:, : o.sizes.topk]
+        heaviest = int(ids.flatten()[torch.where(ids < 0, -1.0, weights).argmax()])
+        plans_of_experts = {heaviest: replace(wrong, requant=requant)}
+        return layer(o, Plan(requant=requant), plans_of_experts=plans_of_experts).to(right.dtype)
 
     return compute
 
@@ -255,7 +265,7 @@ WrongPicks = Callable[[Operands, torch.Tensor, torch.Tensor], Picks]
 """(operands, right ids, right weights) -> other ids and weights."""
 
 
-def rule(
+def by_another_rule(
     o: Operands,
     ids: torch.Tensor,
     weights: torch.Tensor,
@@ -264,27 +274,33 @@ def rule(
     weigh_biased: bool = False,
     limited: bool = True,
     softmax: bool = False,
-    of_group: int = 2,
+    scores_of_group: int = 2,
     more_groups: int = 0,
     normalised: bool = True,
 ) -> Picks:
-    """Picks the routed experts by another rule. The shared expert stays as it is."""
-    own = o.logits.double().softmax(-1) if softmax else o.logits.double().sigmoid()
-    by = own + o.bias.double() if biased else own
+    """Picks the routed experts by a rule that differs from DeepSeek-V3's. The shared expert stays as it is.
+
+    biased, weigh_biased: whether biased scores choose experts, and whether they become weights
+    limited:         whether the picks of a token lie in the best groups
+    scores_of_group: the number of a group's best scores whose sum says how good it is
+    more_groups:     the number of groups beyond the right one
+    """
+    scores = o.logits.double().softmax(-1) if softmax else o.logits.double().sigmoid()
+    ranking = scores + o.bias.double() if biased else scores
     groups, limit = o.sizes.group_limit
-    grouped = by.unflatten(1, (groups, -1))
+    by_group = ranking.unflatten(1, (groups, -1))
     if limited:
-        sums = grouped.topk(min(of_group, grouped.shape[-1]), -1).values.sum(-1)
+        sums = by_group.topk(min(scores_of_group, by_group.shape[-1]), -1).values.sum(-1)
         best = sums.topk(max(1, min(groups, limit + more_groups)), -1).indices
-        allowed = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
-        grouped = grouped.masked_fill(~allowed[..., None], -9.0)
-    again = grouped.flatten(1).topk(o.sizes.topk, -1).indices
-    new = (by if weigh_biased else own).gather(1, again)
+        is_allowed = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
+        by_group = by_group.masked_fill(~is_allowed[..., None], -9.0)
+    chosen = by_group.flatten(1).topk(o.sizes.topk, -1).indices
+    chosen_weights = (ranking if weigh_biased else scores).gather(1, chosen)
     if normalised:
-        new = new / new.sum(-1, keepdim=True)
-    again = torch.where(again < o.sizes.routed.local, again, -1)
-    rest = slice(o.sizes.topk, None)
-    return torch.cat([again, ids[:, rest]], 1), torch.cat([new * SCALING, weights[:, rest]], 1)
+        chosen_weights = chosen_weights / chosen_weights.sum(-1, keepdim=True)
+    chosen = torch.where(chosen < o.sizes.routed.local, chosen, -1)
+    shared_ids, shared_weights = ids[:, o.sizes.topk :], weights[:, o.sizes.topk :]
+    return torch.cat([chosen, shared_ids], 1), torch.cat([chosen_weights * SCALING, shared_weights], 1)
 
 
 def weights_of_routed(change: Round) -> WrongPicks:
@@ -296,9 +312,10 @@ def weights_of_routed(change: Round) -> WrongPicks:
 
 
 def heaviest_to_the_next(o: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
-    """Another expert gets the largest weight of each token."""
-    at = torch.where(ids < 0, -1.0, weights).argmax(-1, keepdim=True)
-    return ids.scatter(1, at, (ids.gather(1, at) + 1) % o.sizes.local_experts), weights
+    """In each token's pick with the largest weight, the next expert takes the place of the right one."""
+    heaviest = torch.where(ids < 0, -1.0, weights).argmax(-1, keepdim=True)
+    next_expert = (ids.gather(1, heaviest) + 1) % o.sizes.local_experts
+    return ids.scatter(1, heaviest, next_expert), weights
 
 
 def shared_weight(value: float) -> WrongPicks:
@@ -315,13 +332,13 @@ PICKS: Mapping[str, WrongPicks] = {
         ids[:, : o.sizes.topk - 1],
         weights[:, : o.sizes.topk - 1],
     ),
-    "bias left out": partial(rule, biased=False),
-    "biased scores as weights": partial(rule, weigh_biased=True),
-    "groups ignored": partial(rule, limited=False),
-    "groups by their best score": partial(rule, of_group=1),
-    "one group fewer": partial(rule, more_groups=-1),
-    "softmax for sigmoid": partial(rule, softmax=True),
-    "routing weights not normalised": partial(rule, normalised=False),
+    "bias left out": partial(by_another_rule, biased=False),
+    "biased scores as weights": partial(by_another_rule, weigh_biased=True),
+    "groups ignored": partial(by_another_rule, limited=False),
+    "groups by their best score": partial(by_another_rule, scores_of_group=1),
+    "one group fewer": partial(by_another_rule, more_groups=-1),
+    "softmax for sigmoid": partial(by_another_rule, softmax=True),
+    "routing weights not normalised": partial(by_another_rule, normalised=False),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
     "heaviest pick to the next expert": heaviest_to_the_next,
     "picks of the token before": lambda o, ids, weights: (ids.roll(1, 0), weights),
@@ -330,7 +347,7 @@ PICKS: Mapping[str, WrongPicks] = {
 }
 
 
-def with_picks(wrong: WrongPicks) -> Compute:
+def of_picks(wrong: WrongPicks) -> Compute:
     return lambda o, right: layer(o, Plan(), wrong(o, *routing(o))).to(right.dtype)
 
 
@@ -352,21 +369,28 @@ MISTAKES: tuple[Mistake, ...] = (
         {name: of_all_experts(plan) for name, plan in OF_ALL_EXPERTS_IN_FP8.items()},
         *("with_quant", "fp8", "all experts: {}"),
     ),
-    *listed({name: with_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
+    *listed({name: of_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
     *listed(OUTPUTS),
 )
 
 
 def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
-    given = {name: t[rows] for name, t in o.tensors().items() if name in ("x", "x_q", "x_scale")}
-    some, right = o.replaced(**given), routing(o)
+    """What the wrong kernels give for these rows and columns (see `Answers`)."""
+    activations = {name: t[rows] for name, t in o.tensors().items() if name in ("x", "x_q", "x_scale")}
+    operands_of_rows = o.replaced(**activations)
+    right_ids, right_weights = routing(o)
 
-    def output(plan: Plan, picks: WrongPicks = lambda o, *right: right) -> torch.Tensor:
-        ids, weights = picks(o, *right)
-        return layer(some, plan, (ids[rows], weights[rows]))[:, columns]
+    def with_plan(plan: Plan) -> torch.Tensor:
+        return layer(operands_of_rows, plan, (right_ids[rows], right_weights[rows]))[:, columns]
 
+    def with_picks(wrong: WrongPicks) -> torch.Tensor:
+        # A wrong choice may read the picks of other rows, so that it is made for all of them.
+        ids, weights = wrong(o, right_ids, right_weights)
+        return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
+
+    # A plan named after `an expert` changes its whole output: made by all experts it is another mistake.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
-        **{name: partial(output, Plan(), wrong) for name, wrong in PICKS.items()},
-        **{name: partial(output, plan) for name, plan in plans.items() if "an expert" not in name},
+        **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},
+        **{name: partial(with_plan, plan) for name, plan in plans.items() if "an expert" not in name},
     }

@@ -20,8 +20,8 @@ SCALING = 2.5  # the factor on routed weights after they were normalised (config
 
 @dataclass(frozen=True)
 class FusedMoeSizes:
-    """hidden and inter are those of an expert on this rank, and multiples of 128, because otherwise gate and
-    up would share a scale. For what engines do with others see `_padded`."""
+    """hidden and inter are those of an expert on this rank. They are multiples of 128, because otherwise gate
+    and up would share a scale. `_padded` says what engines do with other sizes."""
 
     tokens: int  # rows of the rank's kernel
     experts: int = 256  # routed experts of the layer
@@ -40,8 +40,8 @@ class FusedMoeSizes:
         for name in ("hidden", "inter"):
             value = getattr(self, name)
             if value < 1 or value % BLOCK:
-                said = f"size {name}={value} of fused_moe must be a multiple of {BLOCK}"
-                raise ValueError(f"{said}{_padded(value) if name == 'inter' and value > 0 else ''}")
+                advice = _padded(value) if name == "inter" and value > 0 else ""
+                raise ValueError(f"size {name}={value} of fused_moe must be a multiple of {BLOCK}{advice}")
         fp8_format(self.fp8)
         if self.scales not in SCALES:
             raise ValueError(f"size scales={self.scales!r} of fused_moe must be {' or '.join(SCALES)}")
@@ -49,8 +49,8 @@ class FusedMoeSizes:
 
     @cached_property
     def routed(self) -> Routing:
-        drawn = self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing
-        return Routing(*drawn, self.groups, self.group_topk)
+        fields = self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing
+        return Routing(*fields, self.groups, self.group_topk)
 
     @property
     def local_experts(self) -> int:
@@ -92,20 +92,21 @@ class FusedMoeSizes:
 
 
 def _padded(inter: int) -> str:
-    """What engines do with an inter that is not a multiple of 128. SGLang 0.5.23: get_moe_weight_sizes in
-    srt/layers/moe/utils.py and create_fp8_moe_weight_ in srt/layers/quantization/fp8.py. vLLM 0.33:
-    resolve_fp8_moe_weight_block_shape in model_executor/layers/fused_moe/oracle/fp8.py."""
-    to = -(-inter // BLOCK) * BLOCK
+    """Tells a user what engines do with an inter that is not a multiple of 128. SGLang 0.5.23:
+    get_moe_weight_sizes in srt/layers/moe/utils.py and create_fp8_moe_weight_ in
+    srt/layers/quantization/fp8.py. vLLM 0.33: resolve_fp8_moe_weight_block_shape in
+    model_executor/layers/fused_moe/oracle/fp8.py."""
+    multiple = -(-inter // BLOCK) * BLOCK
     return (
-        f"; give inter={to}, to which SGLang pads it with AITER and vLLM with a named --moe-backend "
+        f"; give inter={multiple}, to which SGLang pads it with AITER and vLLM with a named --moe-backend "
         "(else SGLang refuses it, and vLLM makes the blocks of scales smaller, for Triton)"
     )
 
 
 @dataclass
 class FusedMoeOperands(Operands):
-    """local is sizes.local_experts, picks is sizes.picks, and FP8 is the format of sizes.fp8. Ids are in the
-    rank's numbering, -1 for experts on other ranks; a weight is the true one there, too."""
+    """In shapes, local is sizes.local_experts and picks is sizes.picks. FP8 is the format of sizes.fp8. Ids
+    are in the rank's numbering, -1 for experts on other ranks. The picks of those have their true weights."""
 
     w13: torch.Tensor  # FP8 [local, 2 * inter, hidden], gate rows before up rows
     w13_scale: torch.Tensor  # fp32 [local, 2 * inter/128, hidden/128]
@@ -127,16 +128,16 @@ class FusedMoeOperands(Operands):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """The weight of a single pick is 1, and other scores may choose the same expert."""
+        """With one pick, other logits may choose the same expert, whose weight is always the same."""
         return frozenset({"logits"} if self.sizes.topk == 1 else ())
 
     def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
         """The same x and weights (`cold`: copies of them), and picks of other experts."""
         seeds = Seeds(self.seeds.stationary, self.seeds.live, turn)
         live = picks(self.sizes, seeds, str(self.w13.device), self.boundary)
-        live.pop("bias", None)
-        first = self.copy() if cold else self
-        return first.replaced(seeds=seeds, **live)
+        live.pop("bias", None)  # stationary, thus the same for all turns
+        base = self.copy() if cold else self
+        return base.replaced(seeds=seeds, **live)
 
     def narrowed(self) -> FusedMoeOperands:
         sizes, device = self.sizes, self.w13.device
@@ -165,7 +166,7 @@ STRIDE = 4099
 GATE = 3.0
 """Root mean square of gate and up for a token of deviation 1: there SiLU is neither linear nor saturated."""
 
-HOT = 8  # in every second token one of so many blocks of K is hot
+HOT = 8  # in every second token one of so many blocks of K is large, and the others are zero or small
 
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
@@ -192,37 +193,39 @@ def weights(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> dict[str, torch.
     pool = torch.empty(2 * inter * hidden + 2 * local_experts * STRIDE, device=device)
     pool.normal_(0, fmt.max / 4, generator=generator)
     pool = pool.clamp_(-fmt.max, fmt.max).to(fmt.dtype)
-    made = {}
-    for place, (name, (rows, columns)) in enumerate(shapes.items()):
+    tensors = {}
+    start = 0  # of an expert in the pool
+    for name, (rows, columns) in shapes.items():
         values = torch.empty(local_experts, rows, columns, dtype=fmt.dtype, device=device)
         for expert in range(local_experts):
-            start = (place * local_experts + expert) * STRIDE
             values[expert].view(-1).copy_(pool[start : start + rows * columns])
-        size = (GATE if name == "w13" else 1.0) / (columns**0.5 * fmt.max / 4)
+            start += STRIDE
+        output_rms = GATE if name == "w13" else 1.0
+        scale_rms = output_rms / (columns**0.5 * fmt.max / 4)
         blocks = (local_experts, rows // BLOCK, columns // BLOCK)
-        made[name] = values
-        made[f"{name}_scale"] = _scales(blocks, size, sizes.scales, generator)
-    return made
+        tensors[name] = values
+        tensors[f"{name}_scale"] = _scales(blocks, scale_rms, sizes.scales, generator)
+    return tensors
 
 
-def _scales(shape: tuple[int, ...], size: float, kind: str, generator: torch.Generator) -> torch.Tensor:
-    """fp32 [local, rows/128, columns/128] with a root mean square of about `size`: low and high scales as the
-    fields of a chessboard, 1 to 2 and 4 to 8 times the lowest."""
+def _scales(shape: tuple[int, int, int], rms: float, kind: str, generator: torch.Generator) -> torch.Tensor:
+    """fp32 [local, rows/128, columns/128] with a root mean square of about `rms`: low and high scales as the
+    fields of a chessboard, 1 to 2 and 4 to 8 times the lowest. kind: `fp32` or `ue8m0`"""
     device = generator.device
     exponent = torch.rand(shape, generator=generator, device=device)
-    lowest = torch.tensor(size / 4.3)
+    lowest = torch.tensor(rms / 4.3)  # the root mean square of 2^[0, 1] and 2^[2, 3] is 4.3
     if kind == "ue8m0":
         exponent = (2 * exponent).floor()
         lowest = lowest.log2().round().exp2()
-    place = [torch.arange(n, device=device) for n in shape]
-    high = (place[0][:, None, None] + place[1][:, None] + place[2]) % 2
-    return lowest.to(device) * (exponent + 2 * high).exp2()
+    expert, row, column = torch.meshgrid([torch.arange(n, device=device) for n in shape], indexing="ij")
+    is_high = (expert + row + column) % 2
+    return lowest.to(device) * (exponent + 2 * is_high).exp2()
 
 
 def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
-    """x, or in `core` x_q and x_scale. By token modulo 4, a token is dense (0); zero in all but one of eight
-    blocks of K (1); small in these (2); dense with four large values (3). Magnitudes of tokens differ by a
-    factor of up to 8."""
+    """x, or in `core` x_q and x_scale. Tokens differ by their number modulo 4: all blocks of K are alike (0);
+    all blocks but one of eight are zero (1), or small (2); all are alike, with four large values (3). The
+    magnitudes of tokens differ by a factor of up to 8."""
     generator = generator_of(device, 2, seeds.stationary, seeds.live)
     tokens, blocks = sizes.tokens, sizes.hidden // BLOCK
 
@@ -231,15 +234,16 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
 
     x = torch.empty(tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
     draw_normal(x, generator)
-    hot = -(-blocks // HOT)
-    is_hot = uniform(tokens, blocks).argsort(-1) < hot
+    hot_blocks = -(-blocks // HOT)
+    is_hot = uniform(tokens, blocks).argsort(-1) < hot_blocks
+    hot_factor = (blocks / hot_blocks) ** 0.5  # keeps the token's norm
     factor = torch.ones(tokens, blocks, device=device)
-    for kind, cold in ((1, 0.0), (2, 2.0**-5)):
-        factor[kind::4] = torch.where(is_hot[kind::4], (blocks / hot) ** 0.5, cold)
+    factor[1::4] = torch.where(is_hot[1::4], hot_factor, 0.0)
+    factor[2::4] = torch.where(is_hot[2::4], hot_factor, 2.0**-5)
     factor *= uniform(tokens, 1).mul_(3).sub_(2).exp2_()
     x.view(tokens, blocks, BLOCK).mul_(factor.unsqueeze(-1).bfloat16())
-    loud = torch.randint(sizes.hidden, (len(x[3::4]), 4), generator=generator, device=device)
-    x[3::4] = x[3::4].scatter(1, loud, x[3::4].gather(1, loud) * 24)
+    large = torch.randint(sizes.hidden, (len(x[3::4]), 4), generator=generator, device=device)
+    x[3::4] = x[3::4].scatter(1, large, x[3::4].gather(1, large) * 24)
     if seeds.adversarial:
         # With large tokens SiLU saturates and h exceeds what fp16 and FP8 hold. With small ones SiLU is
         # nearly linear and h is below what they hold.
@@ -251,14 +255,16 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     return {"x_q": x_q, "x_scale": x_scale}
 
 
-# Biased scores: LOW to HIGH for experts that are not picked, at least PICKED for those that are. One picked
-# expert and one other of its group outweigh any two experts of another group by GAP.
+# Biased scores lie from LOW to HIGH for experts that are not picked, and are at least PICKED for those that
+# are. The sum of a picked expert and another of its group exceeds that of two experts of another group by
+# GAP.
 LOW, HIGH, PICKED, GAP = 0.22, 0.26, 0.34, 0.04
 
 MOST = 0.97  # the largest score: a logit of 3.5
 
 
 def generator_of(device: str, *seeds: int) -> torch.Generator:
+    """A generator whose seed depends on all of these."""
     mixed = 0
     for seed in seeds:
         mixed = (mixed * 1_000_003 + seed + 1) % 2**63
@@ -278,17 +284,18 @@ def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dic
     scores = _biased(sizes, seeds, experts, bias) - bias
     if boundary == "with_routing":
         return {"logits": torch.log(scores / (1 - scores)), "bias": bias}
-    own = scores.gather(1, experts)
-    routed = own / own.sum(-1, keepdim=True) * SCALING
+    picked_scores = scores.gather(1, experts)
+    routed = picked_scores / picked_scores.sum(-1, keepdim=True) * SCALING
     shared = torch.ones(sizes.tokens, sizes.shared, device=device)
     ids = torch.tensor(routing.picks(seeds.live, seeds.turn), dtype=torch.int32, device=device)
     return {"topk_ids": ids, "topk_weights": torch.cat([routed, shared], 1)}
 
 
 def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Biased scores, fp32 [tokens, experts]. In every second token one pick has nearly all of the weight.
-    Where it is possible, an expert of a group that is not chosen has a higher score than some picks, so that
-    only the limit on groups keeps it out."""
+    """Biased scores, fp32 [tokens, experts], for which the router picks `experts` int64 [tokens, topk]. In
+    every second token one pick has nearly all of the weight. Where it is possible, a decoy, which is an
+    expert of a group that is not chosen, has a higher score than some picks, so that only the limit on groups
+    keeps it out."""
     device = experts.device
     generator = generator_of(str(device), 4, seeds.stationary, seeds.live, seeds.turn)
     tokens, topk = experts.shape
@@ -302,21 +309,23 @@ def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: tor
     # The heavy pick is one that the rank holds.
     heavy = (uniform(tokens, topk) + (experts < sizes.routed.local)).argmax(-1, keepdim=True)
     uneven = (PICKED + GAP * uniform(tokens, topk)).scatter(1, heavy, most.gather(1, heavy))
-    every_other = torch.arange(tokens, device=device)[:, None] % 2 == 0
-    biased.scatter_(1, experts, torch.where(every_other, uneven, even))
+    is_uneven = torch.arange(tokens, device=device)[:, None] % 2 == 0
+    biased.scatter_(1, experts, torch.where(is_uneven, uneven, even))
 
     groups, limit = sizes.group_limit
     if groups == limit or sizes.experts // groups < 2:
         return biased
-    by_group = biased.view(tokens, groups, -1)
-    sums = by_group.topk(2, -1).values.sum(-1)
-    picked_in = torch.zeros(tokens, groups, dtype=torch.bool, device=device)
-    picked_in.scatter_(1, experts // by_group.shape[-1], True)
-    least_sum = sums.masked_fill(~picked_in, 9.0).amin(-1)
+    experts_of_group = sizes.experts // groups
+    group_sums = biased.view(tokens, groups, -1).topk(2, -1).values.sum(-1)
+    is_chosen = torch.zeros(tokens, groups, dtype=torch.bool, device=device)
+    is_chosen.scatter_(1, experts // experts_of_group, True)
+    above_all = 9.0  # more than any score or sum of two
+    least_sum = group_sums.masked_fill(~is_chosen, above_all).amin(-1)
     least_pick = biased.gather(1, experts).amin(-1)
-    decoy = torch.where(picked_in, 9.0, uniform(tokens, groups)).argmin(-1) * by_group.shape[-1]
-    score = torch.minimum(least_sum - HIGH - GAP, bias[decoy] + MOST)
-    fits = (picked_in.sum(-1) == limit) & (score > least_pick + GAP)
-    row = torch.nonzero(fits)[:, 0]
-    biased[row, decoy[row]] = score[row]
+    # The decoy is the first expert of some group that is not chosen.
+    decoy = torch.where(is_chosen, above_all, uniform(tokens, groups)).argmin(-1) * experts_of_group
+    decoy_score = torch.minimum(least_sum - HIGH - GAP, bias[decoy] + MOST)
+    is_possible = (is_chosen.sum(-1) == limit) & (decoy_score > least_pick + GAP)
+    rows = torch.nonzero(is_possible)[:, 0]
+    biased[rows, decoy[rows]] = decoy_score[rows]
     return biased

@@ -30,10 +30,9 @@ class FusedMoe(Op):
     boundaries = BOUNDARIES
     unsaid = ("groups", "group_topk")
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
-    engine_like = "triton.grouped"  # the dequantised weights of a whole rank fit on no device
+    engine_like = "triton.grouped"  # not torch.bf16: a whole rank's weights in bf16 fit on no device
     turns = True
     axes = ("token", "column")
-    sums = True
     operands = staticmethod(generate)
     reference = staticmethod(reference)
 
@@ -63,12 +62,13 @@ class FusedMoe(Op):
         return sizes.routed.touched(turns) * sizes.expert_bytes
 
     def turn_bytes(self, sizes: FusedMoeSizes) -> int:
-        """Its own picks or logits, and what a step writes where a call is composed."""
+        """The set's own picks or logits, and the activations in FP8 that `step` writes for it."""
         return sizes.pairs * 8 + sizes.tokens * sizes.experts * 4 + sizes.quantised_bytes
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
-        """x and two errors of it in fp32; a result and two variances in fp64, and their sums; about as much
-        again for the rows of one expert; an expert in fp32 with its squares."""
+        """80 bytes for each value of x: x and two errors of it in fp32; a result and two variances in fp64,
+        and intermediate results of these. As much again for the rows of one expert, and in fp32 an expert's
+        largest weight with its squares."""
         rows = rows_kept(sizes.tokens, sizes.hidden)
         rows += min(rows, sizes.routed.busiest)
         return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)
@@ -93,30 +93,33 @@ class FusedMoe(Op):
         )
 
     def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Call:
-        """Routes or quantises. Operands of both boundaries are copied where the inner call has its own."""
+        """Routes or quantises. Operands that both boundaries have are copied where `into` has its own."""
         sizes: FusedMoeSizes = operands.sizes
         if operands.boundary == "with_routing":
-            into_ids, into_weights = into["topk_ids"], into["topk_weights"]
-            produce = router(operands.logits, operands.bias, into_ids, into_weights, Router.of(sizes))
-            same: tuple[str, ...] = ("x",)
+            ids, weights = into["topk_ids"], into["topk_weights"]
+            produce = router(operands.logits, operands.bias, ids, weights, Router.of(sizes))
+            in_both: tuple[str, ...] = ("x",)
         elif operands.boundary == "with_quant":
             produce = quantiser(operands.x, into["x_q"], into["x_scale"], known_scales(sizes.scales))
-            same = ("topk_ids", "topk_weights")
+            in_both = ("topk_ids", "topk_weights")
         else:
             return super().step(operands, into)
-        sources = [(getattr(operands, name), into[name]) for name in same]
-        copies = [partial(into.copy_, o) for o, into in sources if o.data_ptr() != into.data_ptr()]
+        copies = []
+        for name in in_both:
+            source, target = getattr(operands, name), into[name]
+            if source.data_ptr() != target.data_ptr():
+                copies.append(partial(target.copy_, source))
         return sequence(produce, *copies)
 
     def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
         """The routed experts of each token on this rank; every token has the shared one."""
-        ids = routing(operands)[0].cpu()
-        return RowGroups("expert", torch.where(ids < operands.sizes.routed.local, ids, -1))
+        ids, _ = routing(operands)
+        return RowGroups("expert", torch.where(ids < operands.sizes.routed.local, ids, -1).cpu())
 
     def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
         """A segment is as wide as a block of weights, so that the error of one block is not diluted by
         others. The worst segments of 60 random cases (tests/kernels/fused_moe/right_arithmetic.py), with
         outliers, zero blocks and extreme scales, err by 1.1 sigma in bf16 and by 1.7 sigma_fp8; at R1's
-        sizes, which have more segments, by 1.2 and 0.7. Over the whole output right calls in FP8 err by 0.54
-        to 0.81 sigma, and calls with weights in e5m2 by at least 1.1 (mistakes.py)."""
+        sizes, which have more segments, by 1.2 sigma and 0.7 sigma_fp8. Over the whole output right calls in
+        FP8 err by 0.54 to 0.81 sigma_fp8, and calls with weights in e5m2 by at least 1.1 (mistakes.py)."""
         return Tolerance(row=2.0, element=10.0, segment=BLOCK, noise=1.0)

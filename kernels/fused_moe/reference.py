@@ -12,7 +12,7 @@ from kernels.op import Reference, affordable, spread
 UNIT = 2.0**-9  # the relative root mean square error of rounding to bf16
 
 EXPERT_PAIRS = 100
-"""To convert an expert to fp32 takes about as long as to compute so many (row, expert) pairs."""
+"""So many pairs of a token and an expert take about as long as the conversion of an expert to fp32."""
 
 
 def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,18 +24,19 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
-    """fp32 products of exact operands, and fp64 sums over experts. A product errs by about 2^-24 sqrt(K) of
-    the root of the summed squares of its terms, which is 5e-6 at K = 7168; a sigma is at least 2^-9 of it.
+    """The reference from fp32 products of exact operands, and fp64 sums over experts. An fp32 product of norm
+    s, the root of the summed squares of its terms, errs by about 2^-24 sqrt(K) s, which is 5e-6 s at K =
+    7168; a sigma is at least 2^-9 s.
 
-    Above MOST_ELEMENTS and `max_flops`, which includes the conversion of each expert, it computes the first
+    Above MOST_ELEMENTS or `max_flops`, which includes the conversion of each expert, it computes the first
     row, the last row and others, spread evenly.
 
-    sigma: a right call may round to bf16, each time with a relative error of 2^-9 in root mean square: the
+    sigma: a right call may round these to bf16, each with a relative error of 2^-9 in root mean square: the
     dequantised activations and the weights where they enter products, gate and up, h = silu(gate) * up, the
     output of each expert before and after it is weighted, and the output. Errors of weights and of results
     are independent: their squares add through the products, and through h by its derivatives. An error of x
     is common to gate and up, and to all rows of both where one element of x dominates: there the two errors
-    add as they are. The slope of SiLU is the steepest within two deviations of gate.
+    add without squares. The slope of SiLU is the steepest within two deviations of gate.
 
     sigma_fp8: the call also rounds h to FP8 by 1x128, and x too unless the boundary is `core`: see
     kernels.formats.rounding_deviation.
@@ -43,23 +44,23 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
     sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
     rows = _sampled_rows(ids, sizes, max_flops, offset)
-    chosen = slice(None) if rows is None else rows
-    ids, weights = ids[chosen], weights[chosen]
+    index = slice(None) if rows is None else rows
+    ids, weights = ids[index], weights[index]
     if operands.boundary == "core":
-        x = dequantise_activations(operands.x_q[chosen], operands.x_scale[chosen])
+        x = dequantise_activations(operands.x_q[index], operands.x_scale[index])
         errors = [x * UNIT]
     else:
-        x = operands.x[chosen].float()
+        x = operands.x[index].float()
         errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
     value = torch.zeros(len(x), sizes.hidden, dtype=torch.float64, device=x.device)
     variance = torch.zeros(2, *value.shape, dtype=torch.float64, device=x.device)
-    on_host = ids.cpu()
-    for expert in on_host.unique().tolist():
+    host_ids = ids.cpu()
+    for expert in host_ids.unique().tolist():
         if not 0 <= expert < len(operands.w13):  # of another rank
             continue
-        row, place = (each.to(x.device) for each in torch.nonzero(on_host == expert, as_tuple=True))
-        weight = weights[row, place].unsqueeze(-1)
-        y, deviations = _expert(operands, expert, x[row], [e[row] for e in errors])
+        row, pick = torch.nonzero(host_ids == expert).to(x.device).unbind(1)
+        weight = weights[row, pick].unsqueeze(-1)
+        y, deviations = _expert(operands, expert, x[row], [error[row] for error in errors])
         value.index_add_(0, row, weight * y)
         variance.index_add_(1, row, (weight * deviations) ** 2)
     sigma = (variance + (UNIT * value) ** 2).sqrt()
@@ -75,36 +76,40 @@ def _expert(
     errors: of x, in bf16, and in FP8 where these differ
     """
     sizes: FusedMoeSizes = operands.sizes
-    both, of_inputs = _products(
+    gate_up, deviations = _products(
         operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
     )
-    gate, up = both.chunk(2, -1)
-    own_gate, own_up = (UNIT * torch.hypot(of_inputs[0], both)).chunk(2, -1)
-    sigmoid = gate.sigmoid()
-    silu = gate * sigmoid
+    from_weights, from_x_bf16, from_x_fp8 = deviations[0], deviations[1], deviations[-1]
+    gate, up = gate_up.chunk(2, -1)
+    # Of the weights and of the results, both of which are rounded: independent of the error of x.
+    own_gate, own_up = (UNIT * torch.hypot(from_weights, gate_up)).chunk(2, -1)
+    silu = gate * gate.sigmoid()
     h = silu * up
-    deviations = []
-    for kind in ("bf16", "fp8"):
-        x_gate, x_up = of_inputs[1 if kind == "bf16" else -1].chunk(2, -1)
+
+    def h_deviation(from_x: torch.Tensor, rounds_to_fp8: bool) -> torch.Tensor:
+        x_gate, x_up = from_x.chunk(2, -1)
         all_gate, all_up = torch.hypot(own_gate, x_gate), torch.hypot(own_up, x_up)
         slope = _steepest(gate, 2 * all_gate)
-        from_x = slope * up.abs() * x_gate + silu.abs() * x_up
-        own = torch.hypot(slope * up * own_gate, silu * own_up)
+        common = slope * up.abs() * x_gate + silu.abs() * x_up
+        independent = torch.hypot(slope * up * own_gate, silu * own_up)
+        second_order = slope * all_gate * all_up
         # Both h and the weights that it is multiplied by are rounded.
-        rounded = torch.hypot(slope * all_gate * all_up, 2**0.5 * UNIT * h)
-        if kind == "fp8":
+        rounded = torch.hypot(second_order, 2**0.5 * UNIT * h)
+        if rounds_to_fp8:
             rounded = torch.hypot(rounded, rounding_deviation(h, fp8_format(sizes.fp8)))
-        deviations.append(torch.hypot(torch.hypot(from_x, own), rounded))
-    y, of_h = _products(operands.w2[expert], operands.w2_scale[expert], h, torch.stack(deviations))
-    return y, torch.hypot(of_h, 2**0.5 * UNIT * y)
+        return torch.hypot(torch.hypot(common, independent), rounded)
+
+    h_deviations = torch.stack([h_deviation(from_x_bf16, False), h_deviation(from_x_fp8, True)])
+    y, from_h = _products(operands.w2[expert], operands.w2_scale[expert], h, h_deviations)
+    return y, torch.hypot(from_h, 2**0.5 * UNIT * y)  # y is rounded before and after it is weighted
 
 
 def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """The largest |silu'| at gate - reach, gate and gate + reach."""
+    """The largest of |silu'| at gate - reach, gate and gate + reach."""
 
-    def slope(at: torch.Tensor) -> torch.Tensor:
-        sigmoid = at.sigmoid()
-        return (sigmoid * (1 + at * (1 - sigmoid))).abs()
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        sigmoid = x.sigmoid()
+        return (sigmoid * (1 + x * (1 - sigmoid))).abs()
 
     return torch.maximum(slope(gate), torch.maximum(slope(gate - reach), slope(gate + reach)))
 
@@ -129,12 +134,14 @@ def _products(
 def _sampled_rows(
     ids: torch.Tensor, sizes: FusedMoeSizes, max_flops: float, offset: float
 ) -> list[int] | None:
-    local = [[expert for expert in row if expert >= 0] for row in ids.tolist()]
-    seen: set[int] = set()
+    """The rows that the reference computes; None for all (see `affordable`)."""
+    local_experts = [[expert for expert in row if expert >= 0] for row in ids.tolist()]
+    converted: set[int] = set()
 
     def flops(row: int) -> float:
-        new = set(local[row]) - seen
-        seen.update(new)
-        return 6 * sizes.hidden * sizes.inter * (len(local[row]) + EXPERT_PAIRS * len(new))
+        """Of the row's pairs, and of the conversion of experts that no row before it has."""
+        new = set(local_experts[row]) - converted
+        converted.update(new)
+        return 6 * sizes.hidden * sizes.inter * (len(local_experts[row]) + EXPERT_PAIRS * len(new))
 
     return affordable([0, len(ids) - 1, *spread(len(ids), offset)], flops, max_flops, sizes.hidden)

@@ -1,5 +1,4 @@
-"""The suite's own routing kernel, which stands before a kernel that takes picks in the boundary
-`with_routing`."""
+"""The suite's own routing kernel. In the boundary `with_routing` it runs before a kernel that takes picks."""
 
 from __future__ import annotations
 
@@ -12,19 +11,19 @@ from kernels.fused_moe.operands import SCALING, FusedMoeSizes
 from kernels.lazy import torch
 
 ROWS = 1  # tokens of a program, because decode has few
-WARPS = 1  # one warp holds a token's scores: the choice is a chain of reductions, for which warps would wait
+WARPS = 1  # warps of a program, because the choice is a chain of reductions, for which warps would wait
 INTERPRETED_ROWS = 64  # the interpreter's time depends on the number of programs
 
 
 class Router(NamedTuple):
     """DeepSeek-V3's choice of experts (technical report, 2.1.2; Gate in inference/model.py)."""
 
-    groups: int  # each of experts / groups consecutive experts
+    groups: int  # groups of consecutive experts, of experts / groups each
     limit: int  # groups that are chosen by the sum of their two highest biased scores
     topk: int  # experts that are chosen in these groups by their biased scores
     scaling: float  # weights are the unbiased scores of the chosen, normalised, times this
     local: int  # the rank holds experts 0 .. local - 1; others get the id -1 and keep their weight
-    shared: int  # 1: the shared expert follows as the last pick, with the id `local` and the weight 1
+    shared: int  # 1: the shared expert follows as the last pick, with the id `local` and the weight 1; else 0
 
     @classmethod
     def of(cls, sizes: FusedMoeSizes) -> Router:
@@ -45,23 +44,24 @@ def router(
         return _triton(logits, bias, ids, weights, rule)
 
     def route() -> None:
-        chosen, own = choose(logits, bias, rule)
-        ids.copy_(chosen)
-        weights.copy_(own)
+        chosen_ids, chosen_weights = choose(logits, bias, rule)
+        ids.copy_(chosen_ids)
+        weights.copy_(chosen_weights)
 
     return route
 
 
 def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torch.Tensor, torch.Tensor]:
-    """The picks int64 [tokens, topk + shared] of logits [tokens, experts] and a bias [experts], and their
-    weights, in the dtype of both."""
+    """The picks int64 [tokens, topk + shared], and their weights in the dtype of the arguments. logits:
+    [tokens, experts]; bias: [experts]"""
     import torch
 
     scores = logits.sigmoid()
     biased = (scores + bias).unflatten(-1, (rule.groups, -1))
     sums = biased.topk(min(2, biased.shape[-1]), -1).values.sum(-1)
-    dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, sums.topk(rule.limit, -1).indices, False)
-    biased.masked_fill_(dropped.unsqueeze(-1), float("-inf"))
+    best_groups = sums.topk(rule.limit, -1).indices
+    is_left_out = torch.ones_like(sums, dtype=torch.bool).scatter_(1, best_groups, False)
+    biased.masked_fill_(is_left_out.unsqueeze(-1), float("-inf"))
     ids = biased.flatten(1).topk(rule.topk, -1, sorted=False).indices
     weights = scores.gather(1, ids)
     weights.div_(weights.sum(-1, keepdim=True)).mul_(rule.scaling)
@@ -80,7 +80,7 @@ def _triton(
     from kernels.fused_moe.routing_jit import route_kernel
 
     tokens, experts = logits.shape
-    group = experts // rule.groups
+    experts_of_group = experts // rule.groups
     rows = INTERPRETED_ROWS if logits.device.type == "cpu" else ROWS
     return functools.partial(
         route_kernel[(triton.cdiv(tokens, rows),)],
@@ -88,12 +88,12 @@ def _triton(
         SCALING=rule.scaling,
         LOCAL=rule.local,
         GROUPS=rule.groups,
-        GROUP=group,
+        GROUP=experts_of_group,
         LIMIT=rule.limit,
         TOPK=rule.topk,
         SHARED=rule.shared,
         GROUPS_PADDED=triton.next_power_of_2(rule.groups),
-        GROUP_PADDED=triton.next_power_of_2(group),
+        GROUP_PADDED=triton.next_power_of_2(experts_of_group),
         PICKS_PADDED=triton.next_power_of_2(rule.topk + rule.shared),
         BLOCK_M=rows,
         num_warps=WARPS,

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from shapes.attention import Parallel
 from shapes.bins import token_bins
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
-from shapes.linears import block_scale_gemm_sizes, linears
-from shapes.models import FP8, ModelConfig
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, PROMPTS, step_text
+from shapes.linears import fp8_calls
+from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
 
 def _step(
     model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0, drafts: int = 0
 ) -> list[Case]:
-    """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens. A linear that
-    decoding does not call gets only the prompt tokens."""
-    cases = []
-    for linear in linears(model, parallel):
-        calls = linear.prefill_calls if prompt else linear.decode_calls
-        if linear.kind == FP8 and calls:
-            sizes = block_scale_gemm_sizes(linear, tokens if linear.decode_calls else prompt)
-            place = f"{model.name} {parallel.text} {phase(tokens, prompt, drafts)} {linear.name}"
-            cases.append(Case("block_scale_gemm", sizes, place=place, weight=weight * calls))
-    return cases
+    """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens."""
+    step = f"{model.name} {parallel.text} {step_text(tokens, prompt, drafts)}"
+    return [
+        Case("block_scale_gemm", sizes, place=f"{step} {linear.name}", weight=weight * calls)
+        for linear, sizes, calls in fp8_calls(model, parallel, tokens, prompt)
+    ]
 
 
 def smoke() -> list[Case]:
@@ -43,25 +38,28 @@ def ragged() -> list[Case]:
 
 
 def _steps(
-    model: ModelConfig, parallel: Parallel, drafts: int, batches: Iterable[int], prefills: Iterable[int]
-) -> list[Case]:
-    """Steps that decode these numbers of requests, then steps that prefill these numbers of tokens."""
-    decoding = [_step(model, parallel, batch * (1 + drafts), drafts=drafts) for batch in batches]
-    filling = [_step(model, parallel, tokens, tokens) for tokens in prefills]
-    return list(itertools.chain(*decoding, *filling))
+    model: ModelConfig, parallel: Parallel, drafts: int, batches: Iterable[int],
+    prompts: Iterable[tuple[int, int]],
+) -> list[Case]:  # fmt: skip
+    """Steps that decode batches of requests, then steps that prefill prompts, (prompts, tokens of each)."""
+    cases = []
+    for batch in batches:
+        cases += _step(model, parallel, batch * (1 + drafts), drafts=drafts)
+    for count, isl in prompts:
+        cases += _step(model, parallel, count * isl, count * isl)
+    return cases
 
 
 def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
-    return _steps(model, parallel, drafts, BATCHES, [count * ISL for count in PROMPTS])
+    return _steps(model, parallel, drafts, BATCHES, PROMPTS)
 
 
 def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
-    return _steps(model, parallel, drafts, DP_BATCHES, [count * isl for count, isl in DP_PROMPTS])
+    return _steps(model, parallel, drafts, DP_BATCHES, DP_PROMPTS)
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:
-    return [
-        case
-        for bin_ in token_bins(run.on_rank)
-        for case in _step(model, run.parallel, bin_.tokens, bin_.prompt, bin_.weight)
-    ]
+    cases = []
+    for bin_ in token_bins(run.on_rank):
+        cases += _step(model, run.parallel, bin_.tokens, bin_.prompt, bin_.weight)
+    return cases

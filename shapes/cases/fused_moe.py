@@ -6,29 +6,24 @@ from __future__ import annotations
 from shapes.attention import Parallel
 from shapes.bins import token_bins
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
-from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, route, rows
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, step_text
+from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, routing_of, rows
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
 OTHER_ROUTINGS = ("balanced", "zipf:0.4", "zipf:0.8")
-NAMES = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
+SIZES = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
+"""The names of the sizes of the smoke and ragged cases."""
 
 
 def _case(
-    model: ModelConfig,
-    parallel: Parallel,
-    tokens: int,
-    prompt: int = 0,
-    weight: float = 1.0,
-    shared: int = 0,
-    routing: str = "uniform",
-    drafts: int = 0,
-) -> Case:
+    model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0,
+    shared: int = 0, routing: str = "uniform", drafts: int = 0,
+) -> Case:  # fmt: skip
     """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
     prompt tokens."""
-    here = rows(model, parallel, tokens, routing)
-    place = [f"{model.name} {parallel.text} {phase(tokens, prompt, drafts)}"]
+    on_rank = rows(model, parallel, tokens, routing)
+    place = [f"{model.name} {parallel.text} {step_text(tokens, prompt, drafts)}"]
     if expert_columns(model, parallel) % PADDED:
         place.append(place_of_experts(model, parallel))
     if shared:
@@ -36,8 +31,9 @@ def _case(
     if routing != "uniform":
         place.append(routing)
     if routing.startswith("zipf"):
-        place.append(f"busiest expert {route(model, parallel, here, shared, routing).skew:.1f}x the mean")
-    sizes = fused_moe_sizes(model, parallel, here, shared, routing)
+        skew = routing_of(model, parallel, on_rank, shared, routing).skew
+        place.append(f"busiest expert {skew:.1f}x the mean")
+    sizes = fused_moe_sizes(model, parallel, on_rank, shared, routing)
     return Case("fused_moe", sizes, place=", ".join(place), weight=weight)
 
 
@@ -50,7 +46,7 @@ def smoke() -> list[Case]:
         (8, 16, 4, 256, 128, 1, 1, "uniform"),
         (33, 32, 4, 256, 128, 1, 0, "zipf:0.8"),
     ]
-    return [Case("fused_moe", dict(zip(NAMES, sizes, strict=True)), place="smoke") for sizes in all_sizes]
+    return [Case("fused_moe", dict(zip(SIZES, sizes, strict=True)), place="smoke") for sizes in all_sizes]
 
 
 def ragged() -> list[Case]:
@@ -61,12 +57,13 @@ def ragged() -> list[Case]:
         (17, 64, 8, 512, 128, 4, 1, "uniform"),
         (1, 32, 8, 512, 128, 1, 0, "uniform"),
     ]
-    return [Case("fused_moe", dict(zip(NAMES, sizes, strict=True))) for sizes in all_sizes]
+    return [Case("fused_moe", dict(zip(SIZES, sizes, strict=True))) for sizes in all_sizes]
 
 
 def _decode(
     model: ModelConfig, parallel: Parallel, batch: int, drafts: int, shared: int = 0, routing: str = "uniform"
 ) -> Case:
+    """The experts in a step in which each rank decodes `batch` requests."""
     return _case(model, parallel, batch * (1 + drafts), shared=shared, routing=routing, drafts=drafts)
 
 
@@ -74,7 +71,7 @@ def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]
     """The uniform routing for each step; other routings, and a fused shared expert, for a few. Draft tokens
     are routed like others, though those of a request choose fewer experts together."""
     decoding = [_decode(model, parallel, batch, drafts) for batch in BATCHES]
-    prefills = [_case(model, parallel, count * ISL, count * ISL) for count in PROMPTS]
+    prefills = [_case(model, parallel, count * isl, count * isl) for count, isl in PROMPTS]
     fused = [_decode(model, parallel, batch, drafts, shared=1) for batch in (64, 16, 1)]
     fused.append(_case(model, parallel, ISL, ISL, shared=1))
     others = [_decode(model, parallel, 64, drafts, routing=routing) for routing in OTHER_ROUTINGS]

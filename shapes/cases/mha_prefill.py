@@ -1,4 +1,4 @@
-"""Cases of mha_prefill."""
+"""Cases of mha_prefill. A model with sparse attention has only those whose prompts attend to all keys."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ def _case(
 def smoke() -> list[Case]:
     """Uneven batches with and without a cached prefix, one token, ends of tiles; one of them in FP8 too."""
     all_sizes = [
-        (3, "1..90", "0", 4),
-        (1, "130", "0", 2),
-        (2, "20..70", "0..60", 2),
-        (4, "1..40", "30..100", 2),
+        (3, "1..90", "0", 4), (1, "130", "0", 2), (2, "20..70", "0..60", 2), (4, "1..40", "30..100", 2),
         (1, "65", "64", 4),
-    ]
+    ]  # fmt: skip
     names = ("batch", "new", "prefix", "heads")
     cases: list[dict[str, Size]] = [dict(zip(names, sizes, strict=True)) for sizes in all_sizes]
     cases.append(cases[2] | {"dtype": "fp8"})
@@ -44,9 +41,13 @@ def ragged() -> list[Case]:
 
 def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
     """Batches of whole prompts, and one prompt in two chunks."""
-    prompts = [(count, str(ISL), "0") for count in PROMPTS]
+    prompts = [(count, str(isl), "0") for count, isl in PROMPTS]
     prompts += [(1, str(CHUNK), "0"), (1, str(ISL - CHUNK), str(CHUNK))]
-    return [_case(model, parallel, *each) for each in prompts if is_dense(model, *each[1:])]
+    return [
+        _case(model, parallel, batch, new, prefix)
+        for batch, new, prefix in prompts
+        if is_dense(model, new, prefix)
+    ]
 
 
 def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:

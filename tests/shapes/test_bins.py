@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shapes.bins import (
-    MOST_DECODE,
+    MOST_DECODE_BINS,
     decode_bins,
     prefill_bins,
     reduce_chunks,
@@ -35,7 +35,7 @@ def test_bins_keep_the_kv_tokens_of_the_simulation(name):
         for phase in phases
     )
     bins = decode_bins(WORKLOADS[name])
-    assert 1 <= len(bins) <= MOST_DECODE
+    assert 1 <= len(bins) <= MOST_DECODE_BINS
     assert decode_bins(replace(WORKLOADS[name])) is bins, "made once"
     weights = [b.weight for b in bins]
     assert sum(weights) == pytest.approx(1) and weights == sorted(weights, reverse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shapes.attention import Parallel
-from shapes.linears import block_scale_gemm_sizes, linears
+from shapes.linears import fp8_calls, linears
 from shapes.models import model
 
 R1 = model("deepseek-r1")
@@ -68,11 +68,12 @@ def test_shared_experts_are_one_linear():
     assert "qkv_a" in without and not any("shared" in name for name in without)
 
 
-def test_a_gemm_of_a_linear():
-    by_name = {linear.name: linear for linear in linears(R1, TP8)}
-    assert block_scale_gemm_sizes(by_name["qkv_a"], 64) == {"m": 64, "n": 2112, "k": 7168}
-    with pytest.raises(ValueError, match=r"^linear 'router' is bf16, not fp8 block-scale$"):
-        block_scale_gemm_sizes(by_name["router"], 64)
+def test_only_fp8_linears_are_called_as_gemms():
+    """Decoding does not call kv_b, which gets the prompt tokens alone."""
+    sizes = {linear.name: sizes for linear, sizes, _ in fp8_calls(R1, TP8, 64, prompt=60)}
+    assert sizes["qkv_a"] == {"m": 64, "n": 2112, "k": 7168}
+    assert sizes["kv_b"] == {"m": 60, "n": 4096, "k": 512} and "router" not in sizes
+    assert "kv_b" not in [linear.name for linear, _, _ in fp8_calls(R1, TP8, 64)]
 
 
 def test_a_split_that_does_not_divide_is_one_clear_line():

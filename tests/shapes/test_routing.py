@@ -10,16 +10,10 @@ from shapes.routing import Routing
 PATTERNS = ("balanced", "uniform", "zipf:0.6", "zipf:1.2", "one")
 R1 = {"experts": 256, "topk": 8}
 LAYERS = (
-    R1,
-    R1 | {"ep": 8},
-    R1 | {"shared": 1},
-    {"experts": 16, "topk": 8},
-    {"experts": 16, "topk": 6},
-    {"experts": 32, "topk": 4, "ep": 2},
-    {"experts": 24, "topk": 5, "ep": 6},
-    {"experts": 20, "topk": 3},
+    R1, R1 | {"ep": 8}, R1 | {"shared": 1}, {"experts": 16, "topk": 8}, {"experts": 16, "topk": 6},
+    {"experts": 32, "topk": 4, "ep": 2}, {"experts": 24, "topk": 5, "ep": 6}, {"experts": 20, "topk": 3},
     {"experts": 16, "topk": 2, "groups": 1, "group_topk": 1, "ep": 4, "shared": 1},
-)
+)  # fmt: skip
 
 
 @pytest.fixture(params=PATTERNS)

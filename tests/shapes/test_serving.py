@@ -52,16 +52,12 @@ def slowly(workload: Workload) -> list[tuple[list[int], int]]:
 
 
 SMALL = [
-    Workload(10, 6, 3, 7),
-    Workload(10, 1, 3, 7),
-    Workload(1, 1, 1, 1),
-    Workload(10, 6, 20, 7, token_budget=4, max_running=4),
-    Workload(10, 6, 20, 20, max_running=3),
+    Workload(10, 6, 3, 7), Workload(10, 1, 3, 7), Workload(1, 1, 1, 1),
+    Workload(10, 6, 20, 7, token_budget=4, max_running=4), Workload(10, 6, 20, 20, max_running=3),
     Workload(30, 12, 4, 25, range_ratio=0.2, token_budget=50),
     Workload(30, 12, 4, 25, range_ratio=0.01, token_budget=7, seed=5),
-    Workload(30, 12, 4, 25, range_ratio=0.3, arrival_steps=2.7),
-    Workload(30, 12, 4, 9, arrival_steps=40),
-]
+    Workload(30, 12, 4, 25, range_ratio=0.3, arrival_steps=2.7), Workload(30, 12, 4, 9, arrival_steps=40),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed", "disaggregated"])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from harness.results.comparison import paired
+from harness.results.comparison import compare_samples
 from harness.results.schema import Cell, Record, Samples, Verdict
 from harness.statistics.paired import Comparison
 from harness.statistics.paired import verdict as of_interval
@@ -22,5 +22,5 @@ def redo(records: Iterable[Record]) -> list[tuple[Verdict, Comparison]]:
 
 def _compared(verdict: Verdict, a: Samples, b: Samples) -> Comparison:
     noise = math.inf if verdict.noise is None else verdict.noise
-    found = paired(a, b, confidence=verdict.confidence)
+    found = compare_samples(a, b, confidence=verdict.confidence)
     return replace(found, verdict=of_interval(found.low, found.high, noise=noise, margin=verdict.margin))

@@ -126,4 +126,4 @@ def test_writing_needs_the_release_that_was_read(tell, capsys):
 def test_every_entry_is_found_in_its_file():
     for engine in ("sglang", "vllm"):
         text = (moved_lines.ROOT / "kernels" / "engines" / f"{engine}.toml").read_text()
-        assert len([*moved_lines.entries(text, "")]) == text.count("[[default]]")
+        assert len([*moved_lines.entries(text)]) == text.count("[[default]]")

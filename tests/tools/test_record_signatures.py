@@ -46,7 +46,7 @@ def test_signatures_are_recorded_as_they_are_the_oldest_first(tmp_path, github):
     assert (older.version, newer.version) == ("1.0", "2.7")
     assert str(older.source.signature("deep_gemm.gemm_fp8_fp8_bf16_nt")) == "(lhs, rhs, out)"
     source = LibrarySource.of(path)
-    for place in record_signatures.taken("deep_gemm"):
+    for place in record_signatures.used_places("deep_gemm"):
         try:
             assert str(newer.source.signature(place)) == str(source.signature(place))
         except NotThere:

@@ -24,25 +24,16 @@ ROCM_IMAGE = Environment(
     gpu="amd",
     modules={"torch": "/opt/venv/torch/__init__.py", "triton": "/opt/venv/triton/__init__.py"},
     packages={
-        "torch": "2.7.0+rocm6.4",
-        "pytorch-triton-rocm": "3.3.0",
-        "torchvision": "0.22.0+rocm6.4",
-        "numpy": "1.26.4",
-        "pydantic": "1.10.2",
-        "pytest": "7.4.4",
-        "ruff": "0.1.0",
-        "python-debian": "0.1.43ubuntu1",
-        "typing-extensions": "4.12.2",
+        "torch": "2.7.0+rocm6.4", "pytorch-triton-rocm": "3.3.0", "torchvision": "0.22.0+rocm6.4",
+        "numpy": "1.26.4", "pydantic": "1.10.2", "pytest": "7.4.4", "ruff": "0.1.0",
+        "python-debian": "0.1.43ubuntu1", "typing-extensions": "4.12.2",
     },
     sites=("/opt/venv/lib/python3.10/site-packages",),
-)
+)  # fmt: skip
 CUDA_IMAGE = Environment(
-    python=(3, 12),
-    gpu="nvidia",
-    modules=ROCM_IMAGE.modules,
-    packages={"torch": "2.11.0+cu130", "triton": "3.6.0"},
-    sites=("/usr/local/lib/python3.12/dist-packages",),
-)
+    python=(3, 12), gpu="nvidia", modules=ROCM_IMAGE.modules,
+    packages={"torch": "2.11.0+cu130", "triton": "3.6.0"}, sites=("/usr/local/lib/python3.12/dist-packages",),
+)  # fmt: skip
 CPU_IMAGE = Environment(
     modules={"torch": "/venv/torch/__init__.py"},
     packages={"torch": "2.13.0+cpu", "numpy": "2.4.6"},
@@ -294,8 +285,8 @@ def test_pip_may_take_nothing_but_the_wheels(tmp_path, monkeypatch, made):
 
 def test_markers_are_read_for_the_nodes_python():
     lines = ["click", "tomli; python_version < '3.11'", "numpy==2.3.5; python_version >= '3.11'"]
-    assert wheels.wanted(lines, "3.10", "x86_64") == ["click", "tomli"]
-    assert wheels.wanted(lines, "3.13", "x86_64") == ["click", "numpy==2.3.5"]
+    assert wheels.applying(lines, "3.10", "x86_64") == ["click", "tomli"]
+    assert wheels.applying(lines, "3.13", "x86_64") == ["click", "numpy==2.3.5"]
 
 
 @pytest.mark.parametrize("everything", [False, True])

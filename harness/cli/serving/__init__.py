@@ -6,15 +6,16 @@ import click
 
 from harness.cli import LazyGroup
 
+RESULTS = ("compare", "ledger", "load", "observe", "trace")
 MODULES = {
-    name: f"{__name__}.{name}:{name}" for name in ("ab", "compare", "ledger", "load", "predict", "trace")
-}
-MODULES |= {
-    "observe": f"{__name__}.ledger:observe",
+    **{name: f"{__name__}.results:{name}" for name in RESULTS},
+    "ab": f"{__name__}.ab:ab",
+    "predict": f"{__name__}.predict:predict",
     "replay": f"{__name__}.replay:replay_command",
     "validate": f"{__name__}.predict:validate",
     "what-if": f"{__name__}.predict:what_if",
 }
+"""Name of a command -> `module:attribute`."""
 
 
 @click.group(cls=LazyGroup, modules=MODULES)

@@ -23,48 +23,74 @@ LATENCIES = {
     "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""), "step ms": ("decode_step", ""),
     "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
+"""Column -> the metric and the statistic that it shows; an empty statistic is any."""
+NOT_TYPICAL = ("std", "min")
+"""Statistics that do not stand for a mean."""
 STATISTICS = {"total": "", "unknown": "?"}
-SPREAD = ("std", "min")
+"""Statistic -> what stands beside its value; others are named as they are."""
 BOUNDS = {"max": "up to ", "min": "down to "}
-TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "note"}
-ASSUMED = "assumed"  # taken for granted, or repaired
+SEVERITIES: tuple[Severity, ...] = ("wrong", "suspect", "note")
+"""Beginning with the worst."""
+ASSUMED = "assumed"
+"""The label of what a reader took for granted, or repaired."""
 DERIVED = " *"
-NAMED = 3  # runs that a line names before it counts the rest
+MOST_NAMED = 3
+"""The most runs that a line names; it counts the others."""
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
-REQUESTED = ("input_len", "output_len", "request_rate")
-COLUMNS = ("run", *ABOUT, *REQUESTED, "max_concurrency", "metric", "statistic", "value", "unit", "scope",
-           "tokens", "derived", "findings")  # fmt: skip
+COLUMNS = ("run", *ABOUT, "input_len", "output_len", "request_rate", "max_concurrency", "metric", "statistic",
+           "value", "unit", "scope", "tokens", "derived", "findings")  # fmt: skip
+"""The columns of the CSV."""
 
 
 def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> RenderableType:
-    """How many findings there are, a table for each client, and what was found or taken for granted."""
+    """How many findings there are, a table for each client, and what was found or taken for granted.
+
+    files: the number of files; unread: how many of them could not be read
+    """
     found = [(run, finding) for run in runs for finding in run.findings]
-    touched = len({run.id for run, finding in found if finding.severity != "note"})
+    wrong_or_suspect = len({run.id for run, finding in found if finding.severity != "note"})
     counts = _counts(Counter(finding.severity for _, finding in found))
-    result = f"found {counts} ({counted(touched, 'run')} wrong or suspect)" if counts else "nothing found"
-    read = f"{counted(len(runs), 'run')} in {counted(files - unread, 'file')}; {result}"
-    parts: list[RenderableType] = [read + (f"; {counted(unread, 'file')} not read" if unread else "")]
-    if folder := _common_folder(runs):
+    head = f"{counted(len(runs), 'run')} in {counted(files - unread, 'file')}; "
+    head += (
+        f"found {counts} ({counted(wrong_or_suspect, 'run')} wrong or suspect)" if counts else "nothing found"
+    )
+    if unread:
+        head += f"; {counted(unread, 'file')} not read"
+    parts: list[RenderableType] = [head]
+    folder = _common_folder(runs)
+    if folder:
         parts.append(f"in {folder}")
-    for client, own in grouped(runs, lambda run: run.client).items():
-        rows = [_row(run) | {"run": run.id.removeprefix(folder)} for run in own]
+    for client, runs_of_client in grouped(runs, lambda run: run.client).items():
+        rows = [_row(run) | {"run": run.id.removeprefix(folder)} for run in runs_of_client]
         parts += [f"\n{client}", table_of(rows)]
         if any(cell.endswith(DERIVED) for row in rows for cell in row.values()):
             parts.append(f"{DERIVED.strip()} derived from other numbers of the row")
-    told = [(TITLES[one.severity], f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}", run)
-            for severity in TITLES for run, one in found if one.severity == severity]  # fmt: skip
-    told += [(ASSUMED, note, run) for run in runs for note in run.notes]
-    notes = []
-    for (title, text), each in grouped(told, lambda one: one[:2]).items():
-        ids = [run.id.removeprefix(folder) for *_, run in each]
-        about = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
-        notes.append((title, f"{'all' if len(ids) == len(runs) > 1 else about}: {' '.join(text.split())}"))
-    return Group(*parts, *(["", noted(notes)] if notes else []))
+    notes: list[tuple[str, str, ServingRun]] = []  # (label, text, run)
+    for severity in SEVERITIES:
+        for run, finding in found:
+            if finding.severity == severity:
+                message = finding.message.removeprefix(f"{run.source}: ")
+                notes.append((severity, f"{finding.rule}: {message}", run))
+    notes += [(ASSUMED, note, run) for run in runs for note in run.notes]
+    lines = []
+    for (label, text), equal_notes in grouped(notes, lambda note: note[:2]).items():
+        ids = [run.id.removeprefix(folder) for _, _, run in equal_notes]
+        names = ", ".join(ids[:MOST_NAMED])
+        if len(ids) == len(runs) > 1:
+            names = "all"
+        elif len(ids) > MOST_NAMED:
+            names += f" and {len(ids) - MOST_NAMED} more"
+        lines.append((label, f"{names}: {' '.join(text.split())}"))
+    if lines:
+        parts += ["", noted(lines)]
+    return Group(*parts)
 
 
 def _row(run: ServingRun) -> dict[str, str]:
-    severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
-    latencies = {header: _latency(run, *which) for header, which in LATENCIES.items()}
+    """A line of a table: a text for each column."""
+    severities = Counter[Severity](f.severity for f in run.findings if f.severity != "note")
+    latencies = {header: _latency(run, *metric) for header, metric in LATENCIES.items()}
+    # Dicts keep the place of a key's first value: the latencies named here come early.
     cells = {
         "run": run.id, "output tok/s": _output(run), "TTFT ms": "", "TPOT ms": "", "load": _load(run),
         "in/out": _lengths(run), "found": _counts(severities), **latencies,
@@ -78,21 +104,24 @@ def _row(run: ServingRun) -> dict[str, str]:
 
 
 def _lengths(run: ServingRun) -> str:
-    """Mean tokens of a request, in and out: as counted, unless the client keeps a window of the run."""
-    load, completed, sides = run.workload, run.totals.completed, []
+    """Mean tokens of a request, in and out: `3200/<=800`. They are those that were counted, or those that
+    were asked for where the client leaves the beginning or the end of the run out of its totals."""
+    load, completed, lengths = run.workload, run.totals.completed, []
     for side in ("input", "output"):
         tokens = getattr(run.totals, f"{side}_tokens")
         asked, longest = getattr(load, f"{side}_len"), getattr(load, f"longest_{side}_len")
         if tokens is not None and completed and not (load.warmup_s or load.cooldown_s):
-            each = tokens / completed
-            sides.append(f"{each:.4g}" if each < 1e4 else f"{each:.0f}")
+            mean = tokens / completed
+            lengths.append(f"{mean:.4g}" if mean < 1e4 else f"{mean:.0f}")
+        elif asked is not None:
+            lengths.append(f"{asked:g}")
         else:
-            most = "?" if longest is None else f"<={longest:g}"
-            sides.append(most if asked is None else f"{asked:g}")
-    return "" if sides == ["?", "?"] else "/".join(sides)
+            lengths.append("?" if longest is None else f"<={longest:g}")
+    return "" if lengths == ["?", "?"] else "/".join(lengths)
 
 
 def _load(run: ServingRun) -> str:
+    """`c32, 4 req/s`; a rate of 0 is no limit."""
     load = run.workload
     parts = [f"c{load.concurrency:g}"] if load.concurrency is not None else []
     if load.request_rate:
@@ -103,20 +132,23 @@ def _load(run: ServingRun) -> str:
 
 
 def _output(run: ServingRun) -> str:
-    """Output throughput with what it is of; that of all tokens where there is no other, and named so."""
+    """Output throughput and its scope; where the run has none, the throughput of other tokens, named so."""
     for tokens, kind in (("output", ""), ("total", " in+out"), ("unknown", " of ?")):
-        if metric := run.metric("throughput", tokens=tokens):
+        metric = run.metric("throughput", tokens=tokens)
+        if metric:
             number = f"{metric.value:.5g}{kind} / {SCOPES.get(metric.scope, '?')}"
             return number + (DERIVED if metric.derived else "")
     return ""
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
-    """The statistic of the column; for a mean that the run lacks its median or another value, named."""
+    """The statistic of the column. Where the run lacks the mean, its median or another value, with its
+    name."""
     metric, label = run.metric(name, statistic), ""
     if metric is None and statistic == "mean":
-        others = [one for one in run.metrics if one.name == name and one.statistic not in SPREAD]
-        metric = min(others, key=lambda one: one.statistic not in ("median", "p50"), default=None)
+        others = [other for other in run.metrics if other.name == name and other.statistic not in NOT_TYPICAL]
+        medians = [other for other in others if other.statistic in ("median", "p50")]
+        metric = next(iter(medians or others), None)
         label = f" {STATISTICS.get(metric.statistic, metric.statistic)}" if metric else ""
     if metric is None:
         return ""
@@ -125,39 +157,45 @@ def _latency(run: ServingRun, name: str, statistic: str) -> str:
 
 
 def _other(run: ServingRun) -> str:
-    """The first number of a run that has none of the columns', and how many more there are."""
+    """The first metric of a run without a number in the columns, and how many other metrics it has."""
     if not run.metrics:
         return ""
-    first, more = run.metrics[0], len(run.metrics) - 1
+    first, others = run.metrics[0], len(run.metrics) - 1
     unit = f" {first.unit}" if first.unit != "1" else ""
     number = f"{first.name} {BOUNDS.get(first.statistic, '')}{first.value:.5g}{unit}"
-    return number + (f", {more} more" if more else "")
+    return f"{number}, {others} more" if others else number
 
 
 def _counts(severities: Counter[Severity]) -> str:
-    named = [(severities[one], "notes" if one == "note" and severities[one] > 1 else one) for one in TITLES]
-    return ", ".join(f"{count} {name}" for count, name in named if count)
+    """`1 wrong, 2 notes`"""
+    parts = []
+    for severity in SEVERITIES:
+        count = severities[severity]
+        if count:
+            parts.append(f"{count} notes" if severity == "note" and count > 1 else f"{count} {severity}")
+    return ", ".join(parts)
 
 
 def _common_folder(runs: Sequence[ServingRun]) -> str:
-    """The folder that all runs stand in, with its slash."""
-    if len({run.id.startswith("/") for run in runs}) > 1:
-        return ""  # some are absolute
+    """The folder that all runs stand in, with its slash; empty if there is none."""
+    if len({run.id.startswith("/") for run in runs}) > 1:  # commonpath takes no mix of absolute and relative
+        return ""
     shared = os.path.commonpath([str(PurePath(run.id).parent) for run in runs])
     return f"{shared}/" if shared and all(run.id.startswith(f"{shared}/") for run in runs) else ""
 
 
 def as_csv(runs: Sequence[ServingRun]) -> str:
-    """A line for each metric; lengths as served, else as asked for. A rate of `inf` is no limit."""
+    """A line for each metric. Lengths are those that were served, else those that were asked for; a rate of
+    `inf` is no limit."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
     for run in runs:
         findings = sorted({f"{f.severity}:{f.rule}" for f in run.findings if f.severity != "note"})
-        about = {name: getattr(run, name) for name in ABOUT}
-        about |= {f"{side}_len": length(run, side) for side in ("input", "output")}
-        about["request_rate"] = math.inf if run.workload.request_rate == 0 else run.workload.request_rate
-        about |= {"run": run.id, "max_concurrency": run.workload.concurrency, "findings": " ".join(findings)}
+        row = {name: getattr(run, name) for name in ABOUT}
+        row |= {f"{side}_len": length(run, side) for side in ("input", "output")}
+        row["request_rate"] = math.inf if run.workload.request_rate == 0 else run.workload.request_rate
+        row |= {"run": run.id, "max_concurrency": run.workload.concurrency, "findings": " ".join(findings)}
         for metric in run.metrics:
-            table.writerow(about | metric.model_dump(exclude={"name"}) | {"metric": metric.name})
+            table.writerow(row | metric.model_dump(exclude={"name"}) | {"metric": metric.name})
     return text.getvalue()

@@ -6,10 +6,9 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from harness.serving.link.model import Link
     from harness.serving.link.predictions import Outlook
 
-Function = TypeVar("Function", bound=Callable[..., object])
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
-LENGTHS = re.compile(r"(\d+)/(\d+)(?:/(\d+\.?\d*|\.\d+))?")
-TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
-PARALLEL = re.compile(r"tp(\d+)(?:[ ,+]*ep(\d+))?")
+"""Value of --kv-dtype -> the dtype as harness.serving.link.model has it."""
+LENGTHS = re.compile(r"(?P<isl>\d+)/(?P<osl>\d+)(?:/(?P<ratio>\d+\.?\d*|\.\d+))?")
+TIME = re.compile(r"(?P<number>[0-9]*\.?[0-9]+)(?P<unit>ms|s|us)?")
+PARALLEL = re.compile(r"tp(?P<tp>\d+)(?:[ ,+]*ep(?P<ep>\d+))?")
 MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
             "absorbed_bmm", "elementwise")  # fmt: skip
 CHANGE_FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
@@ -43,29 +42,32 @@ CHANGE = re.compile(
 )
 
 
-def _hardware(_: click.Context, __: click.Parameter, word: str) -> str:
+def _hardware(word: str) -> str:
     """The GPU that an architecture stands for; another word as it is."""
     from harness.catalogue.architectures import named_sheet
 
-    return str((named_sheet(word) or {"name": word})["name"])
+    sheet = named_sheet(word)
+    return str(sheet["name"]) if sheet else word
 
 
-def _model(name: str) -> None:
-    """Raises ValueError for a model of other layers than DeepSeek-R1's."""
+def _require_r1(name: str) -> None:
+    """Raises ValueError for a model whose layers are not those of DeepSeek-R1."""
     from shapes.models import model, named_model
 
-    given, r1 = vars(named_model(name)), vars(model("deepseek-r1"))
-    named = ("name", "source")
-    others = [f"{key} {value}" for key, value in given.items() if key not in named and value != r1[key]]
-    if others:
-        text = f"times of {given['name']} are not modelled, as it is no DeepSeek-R1: {', '.join(others[:5])}"
-        raise ValueError(f"{text}; `run --suite {name}-tpN` times its kernels, `engine` says what runs")
+    asked, r1 = vars(named_model(name)), vars(model("deepseek-r1"))
+    differences = [
+        f"{key} {value}" for key, value in asked.items() if key not in ("name", "source") and value != r1[key]
+    ]
+    if differences:
+        what = f"times of {asked['name']} are not modelled, as it is no DeepSeek-R1"
+        instead = f"`run --suite {name}-tpN` times its kernels, `engine` says what runs"
+        raise ValueError(f"{what}: {', '.join(differences[:5])}; {instead}")
 
 
 of_system = several(
-    click.option("--model", metavar="NAME|DIR", default="deepseek-r1", callback=parsed_by(_model),
+    click.option("--model", metavar="NAME|DIR", default="deepseek-r1", callback=parsed_by(_require_r1),
                  expose_value=False, help="Serve this model, which has R1's layers.  [default: deepseek-r1]"),
-    click.option("--hardware", metavar="NAME", default="", callback=_hardware,
+    click.option("--hardware", metavar="NAME", default="", callback=parsed_by(_hardware),
                  help="Serve on this GPU: MI300X, H200, gfx942 ...  [default: that of --times, or H200]"),
     click.option("--engine", metavar="NAME", default="",
                  help="Serve with this engine.  [default: that of --times, or sglang]"),
@@ -104,31 +106,30 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     from shapes.deployment import Deployment
     from shapes.models import model as model_named
 
-    deployed = ""
+    of_cases = ""
     if cases:
-        load, options["drafts"], deployed = _load_in(cases, options["drafts"])
+        load, options["drafts"], of_cases = _read_cases(cases, options["drafts"])
         loads = [load]
     else:
         loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
-    parallel = model.structure.parallel
-    split = Parallel(tp=parallel.tp, ep=parallel.ep)
-    own = Deployment(model_named("deepseek-r1"), split, kv=options["kv_dtype"]).text
-    if deployed not in ("", own):
-        note = f"{cases} is of {deployed}: only its load and drafts are taken"
+    split = Parallel(tp=model.structure.parallel.tp, ep=model.structure.parallel.ep)
+    predicted = Deployment(model_named("deepseek-r1"), split, kv=options["kv_dtype"]).text
+    if of_cases not in ("", predicted):
+        note = f"{cases} is of {of_cases}: only its load and drafts are taken"
         model = replace(model, notes=(*model.notes, note))
     from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import outlook
 
-    looks = [outlook(model, load) for load in loads]
-    answer(json_to, as_json(model, looks), lambda: prediction(model, looks))
+    outlooks = [outlook(model, load) for load in loads]
+    answer(json_to, as_json(model, outlooks), lambda: prediction(model, outlooks))
 
 
-def _load_in(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
-    """The load of a file of cases, its drafts, and its deployment. Raises UsageError where it has no load,
-    and where others are given.
+def _read_cases(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
+    """The load of a file of cases, its drafts, and its deployment, empty where it does not say it. Raises
+    UsageError where it has no load, and where the user gives another load or other drafts.
 
-    drafts: as the user says; None: not said
+    drafts: those that the user gives, or None
     """
     from harness.serving.link.load import Load
     from shapes.suites import cases_file
@@ -137,14 +138,15 @@ def _load_in(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
         file = cases_file(path)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    source = click.get_current_context().get_parameter_source
-    if any(source(name) == click.core.ParameterSource.COMMANDLINE for name in ("lengths", "concurrency")):
-        raise UsageError("give --cases, or --lengths and --concurrency")
-    found = file.drafts
-    if drafts is None and len(found) == 1:
-        drafts = min(found)
-    elif found and drafts not in found:
-        counts = " or ".join(map(str, sorted(found)))
+    context = click.get_current_context()
+    for name in ("lengths", "concurrency"):
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise UsageError("give --cases, or --lengths and --concurrency")
+    in_file = sorted(file.drafts)
+    if drafts is None and len(in_file) == 1:
+        drafts = in_file[0]
+    elif in_file and drafts not in in_file:
+        counts = " or ".join(map(str, in_file))
         raise UsageError(f"{path} has steps that verify {counts} drafts: give --drafts {counts}")
     load = file.load
     if not load:
@@ -155,7 +157,7 @@ def _load_in(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
 
 
 def model_of(options: dict[str, Any]) -> Link:
-    """Raises UsageError."""
+    """The model of the server that the options of `of_system` describe. Raises UsageError."""
     from harness.serving.link.model import System, link
     from harness.serving.link.validation import unvalidated
 
@@ -163,14 +165,16 @@ def model_of(options: dict[str, Any]) -> Link:
     if not match:
         raise UsageError(f"cannot read --parallel {options['parallel']!r}; write tp8, or tp8,ep8")
     names = ("hardware", "engine", "times", "calibrate", "drafts", "accept_length")
-    given = {name: options[name] for name in names}
-    tp, ep, warm = int(match[1]), int(match[2] or 1), options.get("warm", False)
-    model = link(System(**given, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm))
+    tp, ep, warm = int(match["tp"]), int(match["ep"] or 1), options.get("warm", False)
+    system = System(
+        **{name: options[name] for name in names}, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm
+    )
+    model = link(system)
     return model if options["calibrate"] else replace(model, notes=(*model.notes, *unvalidated(model.system)))
 
 
 def loads_of(lengths: str, concurrency: str) -> list[Load]:
-    """Raises UsageError."""
+    """A load for each concurrency: `8192/1024/0.8` and `4,8`. Raises UsageError."""
     from harness.serving.link.load import Load
 
     match = LENGTHS.fullmatch(lengths.strip())
@@ -180,10 +184,10 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
         raise UsageError(f"cannot read --concurrency {concurrency!r}; write 16 or 4,8,16") from None
     if not match:
         raise UsageError(f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal ones")
-    ratio = float(match[3] or 0.8)
-    if not (int(match[1]) and int(match[2]) and ratio <= 1):
+    isl, osl, ratio = int(match["isl"]), int(match["osl"]), float(match["ratio"] or 0.8)
+    if isl == 0 or osl == 0 or ratio > 1:
         raise UsageError(f"--lengths {lengths}: at least 1 token each way, and a ratio from 0 to 1")
-    return [Load(int(match[1]), int(match[2]), count, range_ratio=ratio) for count in counts]
+    return [Load(isl, osl, count, range_ratio=ratio) for count in counts]
 
 
 @click.command("what-if", cls=Command)
@@ -202,24 +206,24 @@ def what_if(
     parsed = [parse_change(text) for text in changes]
     if ledger and not parsed:
         raise UsageError("--ledger takes predictions of changes: name one, as mla_decode=2.0x")
-    target = _milliseconds(target_tpot) if target_tpot else None
+    target_ms = _milliseconds(target_tpot) if target_tpot else None
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import needs, outlook, predict
 
-    looks = [
+    outlooks = [
         replace(outlook(model, load), changes=predict(model, load, parsed) if parsed else (),
-                needs=needs(model, load, target))
+                needs=needs(model, load, target_ms))
         for load in loads
     ]  # fmt: skip
-    rows = _record(Path(ledger), model, changes, looks, options) if ledger else []
-    asked = (model, looks, changes, target)
-    answer(json_to, as_json(*asked), lambda: prediction(*asked))
+    rows = _record(Path(ledger), model, changes, outlooks, options) if ledger else []
+    shown = (model, outlooks, changes, target_ms)
+    answer(json_to, as_json(*shown), lambda: prediction(*shown))
     if ledger:
-        one = command("serving", "observe", ledger, rows[-1], "--before", "FILE", "--after", "FILE")
-        told = f"\nrows written to {ledger}: {len(rows)}; once the change was measured:\n  {one}"
-        show(told, sys.stderr if json_to == "-" else sys.stdout)
+        to_observe = command("serving", "observe", ledger, rows[-1], "--before", "FILE", "--after", "FILE")
+        text = f"\nrows written to {ledger}: {len(rows)}; once the change was measured:\n  {to_observe}"
+        show(text, sys.stderr if json_to == "-" else sys.stdout)
 
 
 def parse_change(text: str) -> KernelChange:
@@ -240,23 +244,24 @@ def parse_change(text: str) -> KernelChange:
 
 
 def _milliseconds(text: str) -> float:
+    """`20ms`, `20` or `0.02s` -> 20.0. Raises UsageError."""
     match = TIME.fullmatch(text.strip())
-    if not match or float(match[1]) <= 0:
+    if not match or float(match["number"]) <= 0:
         raise UsageError(f"cannot read --target-tpot {text!r}; write 20ms")
-    return float(match[1]) * {"s": 1e3, "us": 1e-3}.get(match[2] or "ms", 1.0)
+    return float(match["number"]) * {"s": 1e3, "ms": 1.0, "us": 1e-3}[match["unit"] or "ms"]
 
 
 def _record(
-    ledger: Path, model: Link, changes: tuple[str, ...], looks: list[Outlook], options: dict[str, Any]
+    ledger: Path, model: Link, changes: tuple[str, ...], outlooks: list[Outlook], options: dict[str, Any]
 ) -> list[str]:
-    """Adds a row for each load, named after the system, the load and the changes, and returns the names.
-    Raises UsageError where the ledger has one of that name."""
+    """Adds a row to the ledger for each load, and returns the names of the rows. A row is named after the
+    system, the load and the changes. Raises UsageError where the ledger has a row of that name."""
     from harness.serving.ledger import ChangeEntry, PredictionEntry, append
     from harness.serving.schema import OfferedLoad
 
     entries: list[ChangeEntry | PredictionEntry] = []
-    for look in looks:
-        load = look.load
+    for outlook in outlooks:
+        load = outlook.load
         workload = OfferedLoad(
             input_len=load.mean_isl, output_len=load.mean_osl, range_ratio=load.range_ratio, request_rate=0.0,
             concurrency=load.concurrency, num_prompts=load.concurrency * load.waves,
@@ -268,24 +273,27 @@ def _record(
             f"c{load.concurrency}: {', '.join(changes)}"
         )
         entries.append(ChangeEntry(row=row, changes=tuple(map(parse_change, changes)), setting=setting))
-        printed = _command(changes, options, load.concurrency)
-        entries += [PredictionEntry(row=row, prediction=each, command=printed) for each in look.changes]
+        to_repeat = _command(changes, options | {"concurrency": load.concurrency})
+        entries += [
+            PredictionEntry(row=row, prediction=change, command=to_repeat) for change in outlook.changes
+        ]
     append(ledger, *entries)
     return list(dict.fromkeys(entry.row for entry in entries))
 
 
-def _command(changes: tuple[str, ...], options: dict[str, Any], concurrency: int) -> str:
-    """That prints the predictions of one load again."""
+def _command(changes: tuple[str, ...], options: dict[str, Any]) -> str:
+    """The command that predicts these changes with these options."""
     words = ["python", "-m", "harness", "serving", "what-if", *changes]
     for name, value in options.items():
-        for each in value if isinstance(value, tuple) else [value]:
-            given = f"{concurrency}" if name == "concurrency" else each
-            words += [f"--{name.replace('_', '-')}", given] if given else []
+        for text in value if isinstance(value, tuple) else (value,):
+            if text not in (None, ""):
+                words += [f"--{name.replace('_', '-')}", str(text)]
     return shlex.join(words)
 
 
 @click.command("validate")
-@click.option("--hardware", metavar="NAME", default="", callback=_hardware, help="Take only this GPU.")
+@click.option("--hardware", metavar="NAME", default="", callback=parsed_by(_hardware),
+              help="Take only this GPU.")  # fmt: skip
 @click.option("--engine", metavar="NAME", default="", help="Take only servers of this engine.")
 @json_option("Write JSON there, with every point, instead of a table.")
 def validate(hardware: str, engine: str, json_to: str | None) -> None:
@@ -293,8 +301,8 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     throughput, and how many points lie in their 90 % intervals: uncalibrated, calibrated on two points, and
     on all of the shortest lengths. The constants are those of other machines and engines; some kernel times
     of gfx942 (MI300X, MI325X) were fitted to MI325X's server. The exit code is 1 where over all servers TPOT
-    is more than 7 % off in the last way (with drafts 10 % in the second), or fewer than 85 % lie inside.
-    What changes of kernels were worth: `ledger`."""
+    is more than 7 % off when calibrated on the shortest lengths (with drafts 10 % when calibrated on two
+    points), or fewer than 85 % lie inside. `ledger` shows what changes of kernels were worth."""
     from harness.cli.serving.predict_display import validation, validation_json
     from harness.serving.link.validation import validated
 

@@ -18,21 +18,30 @@ from harness.serving.trace.result import NO_TIME, KernelTime, Times, Trace
 
 
 def trace_text(trace: Trace, phase: Phase | None, top: int) -> RenderableType:
-    """phase: of which steps only; top: how many kernels."""
+    """What `serving trace` prints.
+
+    phase: counts only the steps of this phase; None: of all. The times per step are then of each phase
+    top:   the number of kernels that are listed
+    """
     parts: list[RenderableType] = [*_head(trace), "", *_classes(trace, phase)]
     if len(trace.steps) > 1:
-        for each in trace.phases():
-            parts += _per_step(trace, each) if phase in (None, each) else ()
+        for phase_of_steps in trace.phases():
+            if phase in (None, phase_of_steps):
+                parts += _per_step(trace, phase_of_steps)
     kernels = [kernel for kernel in trace.kernels if phase in (None, kernel.phase)]
     return Group(*parts, *_kernels(kernels, top, trace.on), *_unknown(kernels, trace.time_ns()))
 
 
 def _head(trace: Trace) -> Iterator[str]:
-    profiler = {"torch": "torch.profiler", "rocprof": "rocprof", "nsys": "nsys stats"}[trace.source]
-    rank = f", rank {trace.rank} of {trace.world_size}" if trace.rank is not None and trace.world_size else ""
-    partial = "; BROKEN OFF: sums and shares are of a part only" if trace.partial else ""
-    engine = f" of {trace.engine}" if trace.engine else ""
-    yield f"{trace.path}: {profiler}{engine}{rank}{partial}"
+    """The lines above the tables: where the trace is from, its devices, how steps were told, findings."""
+    line = {"torch": "torch.profiler", "rocprof": "rocprof", "nsys": "nsys stats"}[trace.source]
+    if trace.engine:
+        line += f" of {trace.engine}"
+    if trace.rank is not None and trace.world_size:
+        line += f", rank {trace.rank} of {trace.world_size}"
+    if trace.partial:
+        line += "; BROKEN OFF: sums and shares are of a part only"
+    yield f"{trace.path}: {line}"
     what, where = ("kernels and copies", "streams") if trace.on == "gpu" else ("operators", "threads")
     if trace.on == "cpu":
         yield "no kernels in it: operators on the CPU, each without those inside it"
@@ -56,6 +65,7 @@ def _head(trace: Trace) -> Iterator[str]:
 
 
 def _classes(trace: Trace, phase: Phase | None) -> list[RenderableType]:
+    """The table of op classes, with a line for their sum."""
     by_class = trace.by_class(phase)
     total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
     rows = [
@@ -69,56 +79,63 @@ def _classes(trace: Trace, phase: Phase | None) -> list[RenderableType]:
 
 
 def _per_step(trace: Trace, phase: Phase) -> list[RenderableType]:
+    """The table of op classes in the median step of a phase."""
     steps = trace.steps_of(phase)
     if not steps:
         return []
-    span, idle = statistics.median(s.span_ns for s in steps), statistics.median(s.idle_ns for s in steps)
+    span = statistics.median(step.span_ns for step in steps)
+    idle = statistics.median(step.idle_ns for step in steps)
+    title = f"\n{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle"
     periods = [step.period_ns for step in steps if step.period_ns is not None]
-    period = f", {_us(statistics.median(periods))} from start to start" if periods else ""
+    if periods:
+        title += f", {_us(statistics.median(periods))} from start to start"
     names = dict.fromkeys((*trace.by_class(phase), "host"))
-    classes = {name: times for name in names if (times := trace.per_step(name, phase)) and times.exposed_ns}
-    total = sum(times.time_ns for times in classes.values())
+    per_step = {name: trace.per_step(name, phase) for name in names}
+    classes = [(name, times) for name, times in per_step.items() if times and times.exposed_ns]
+    classes.sort(key=lambda name_and_times: -name_and_times[1].time_ns)
+    total = sum(times.time_ns for _, times in classes)
     rows = [
         {"class": name}
         | _cells(times, total)
         | {"least to most": " to ".join(map(_us, times.least_and_most))}
-        for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns)
+        for name, times in classes
     ]
-    title = f"\n{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}"
     return [title, table_of(rows)]
 
 
 def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> list[RenderableType]:
+    """The table of the first `top` kernels. on: `gpu`, or `cpu`, where they are operators"""
     if not top or not kernels:
         return []
     total = sum(kernel.time_ns for kernel in kernels)
     what = "kernel" if on == "gpu" else "operator"
     rows = [
-        {what: _short(k.name)} | _cells(k, total)
-        | {"a call": _us(k.time_ns / max(k.calls, 1)), "class": k.op_class, "phase": k.phase,
-           "shapes of the most time": next(iter(k.shapes), "")[:60]}
-        for k in kernels[:top]
+        {what: _short(kernel.name)} | _cells(kernel, total)
+        | {"a call": _us(kernel.time_ns / max(kernel.calls, 1)), "class": kernel.op_class,
+           "phase": kernel.phase, "shapes of the most time": next(iter(kernel.shapes), "")[:60]}
+        for kernel in kernels[:top]
     ]  # fmt: skip
-    more = [f"and {len(kernels) - top} more (--top, --json)"] if len(kernels) > top else []
-    return ["", table_of(rows), *more]
+    others = [f"and {len(kernels) - top} more (--top, --json)"] if len(kernels) > top else []
+    return ["", table_of(rows), *others]
 
 
-def _unknown(kernels: Sequence[KernelTime], total: float) -> list[RenderableType]:
+def _unknown(kernels: Sequence[KernelTime], total_ns: float) -> list[RenderableType]:
+    """The table of the kernels of no known class. total_ns: of the trace"""
     kernels = [kernel for kernel in kernels if kernel.op_class == "unknown"]
     if not kernels:
         return ["\nunknown: none"]
-    time, calls = sum(k.time_ns for k in kernels), sum(k.calls for k in kernels)
-    head = (
-        f"\nunknown: {len(kernels)} names, {calls} calls, {_us(time)}, {time / (total or 1):.2%} of the trace"
-    )
+    time_ns, calls = sum(kernel.time_ns for kernel in kernels), sum(kernel.calls for kernel in kernels)
+    share = f"{time_ns / (total_ns or 1):.2%}"
+    head = f"\nunknown: {len(kernels)} names, {calls} calls, {_us(time_ns)}, {share} of the trace"
     rows = [{"kernel": _short(k.name), "time": _us(k.time_ns), "calls": k.calls} for k in kernels]
     return [head, table_of(rows)]
 
 
-def _short(name: str, most: int = 60) -> str:
-    """A kernel's name; of a long one the middle is left out, as both ends tell most."""
+def _short(name: str) -> str:
+    """A kernel's name in at most 60 characters. The middle of a longer name is left out, because both ends
+    say most."""
     name = name.removeprefix("void ")
-    return name if len(name) <= most else f"{name[: most - 23]}...{name[-20:]}"
+    return name if len(name) <= 60 else f"{name[:37]}...{name[-20:]}"
 
 
 def _us(ns: float) -> str:
@@ -129,8 +146,8 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-def _cells(times: Times, total: float) -> dict[str, str]:
-    share = _percent(times.time_ns, total)
+def _cells(times: Times, total_ns: float) -> dict[str, str]:
+    share = _percent(times.time_ns, total_ns)
     calls, exposed = f"{times.calls:.10g}", _us(times.exposed_ns)
     return {"time": _us(times.time_ns), "share": share, "calls": calls, "exposed": exposed}
 
@@ -139,39 +156,47 @@ def _cells(times: Times, total: float) -> dict[str, str]:
 
 
 def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
-    """Everything, times in microseconds. phase: of its steps only."""
+    """Everything, times in microseconds. phase: leaves out the rows of other phases"""
     classes = [
-        {"class": name, "phase": of, **_times(times), "share": times.time_ns / (trace.time_ns(of) or 1),
-         "per_step": per_step and _in_us(per_step, "least_and_most")}
-        for of in trace.phases()
-        for name, times in trace.by_class(of).items()
-        for per_step in [trace.per_step(name, of)]
-    ]  # fmt: skip
+        _class_in_us(trace, name, times, phase_of_class)
+        for phase_of_class in trace.phases()
+        for name, times in trace.by_class(phase_of_class).items()
+    ]
     classes.sort(key=lambda row: -row["time_us"])
-    kernels = [_times(kernel) for kernel in trace.kernels]
+    kernels = [_times_in_us(kernel) for kernel in trace.kernels]
     for row in kernels:
-        row["shapes"] = [{"dims": k} | _in_us(of, "exposed_us") for k, of in row["shapes"].items()]
+        row["shapes"] = [
+            {"dims": dims} | _in_us(times, without=["exposed_us"]) for dims, times in row["shapes"].items()
+        ]
     steps = [
-        _in_us(step) | {"classes": {name: _times(times) for name, times in step.classes.items()}}
+        _in_us(step) | {"classes": {name: _times_in_us(times) for name, times in step.classes.items()}}
         for step in trace.steps
     ]
     unknown = [row for row in kernels if row["class"] == "unknown"]
-    rows = {"classes": classes, "kernels": kernels, "steps": steps, "unknown": unknown}
-    head = _in_us(trace, "kernels", "steps", "categories") | {
-        "time_us": trace.time_ns() / 1e3, "devices": [*map(_in_us, trace.devices)],
+    tables = {"classes": classes, "kernels": kernels, "steps": steps, "unknown": unknown}
+    head = _in_us(trace, without=["kernels", "steps", "categories"]) | {
+        "time_us": trace.time_ns() / 1e3, "devices": [_in_us(device) for device in trace.devices],
         "phases": [{"phase": of, "steps": count, "evidence": why} for of, why, count in trace.evidence()],
         "events": dict(trace.categories), "findings": [finding.model_dump() for finding in trace.findings],
     }  # fmt: skip
-    of_phase = {what: [row for row in all_ if phase in (None, row["phase"])] for what, all_ in rows.items()}
-    return {"trace": head, **of_phase}
+    if phase:
+        tables = {name: [row for row in rows if row["phase"] == phase] for name, rows in tables.items()}
+    return {"trace": head, **tables}
 
 
-def _times(times: Times) -> dict[str, Any]:
+def _class_in_us(trace: Trace, name: str, times: Times, phase: Phase) -> dict[str, Any]:
+    share = times.time_ns / (trace.time_ns(phase) or 1)
+    per_step = trace.per_step(name, phase)
+    in_step = _in_us(per_step, without=["least_and_most"]) if per_step else None
+    return {"class": name, "phase": phase, **_times_in_us(times), "share": share, "per_step": in_step}
+
+
+def _times_in_us(times: Times) -> dict[str, Any]:
     return _in_us(times) | {"exposure": times.exposure}
 
 
-def _in_us(record: Any, *without: str) -> dict[str, Any]:
-    """A record's fields: `X_ns` as `X_us`, `op_class` as `class`."""
+def _in_us(record: Any, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a record, without some: `X_ns` as `X_us`, `op_class` as `class`."""
     fields = {"class" if name == "op_class" else name: value for name, value in vars(record).items()}
     for name in [name for name in fields if name.endswith("_ns")]:
         ns = fields.pop(name)

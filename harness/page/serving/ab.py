@@ -15,45 +15,47 @@ from harness.page.serving.shared import AFTER, BEFORE, PREDICTED, TARGET, digits
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import NAMES, UNITS, closing, row, summary
 
-PANEL = 170  # pixels of one metric's plot
+PANEL = 170  # the width of one metric's plot in pixels
 COLOURS = (BEFORE, AFTER, TARGET, PREDICTED)
 SHAPES = ("circle", "diamond", "square", "triangle-up")
 
 
 def ab_section(folder: Path) -> PageSection:
-    """Of a folder with ab.json; what is not done yet is said. Raises UsageError."""
+    """The section of a folder with ab.json, which may hold fewer pairs than planned. Raises UsageError."""
     record = Record(folder)
-    found, name = summary(record), folder.name or "A/B"
-    base, *others = found["plan"]["arms"]
-    cells = [list(row(line, base).values()) for line in found["verdicts"] if line["decides"]]
-    words = [f"{arm}: {word} ({metric} {change}, {ends})" for arm, metric, word, change, ends, *_ in cells]
-    engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
+    result, name = summary(record), folder.name or "A/B"
+    base, *others = result["plan"]["arms"]
+    # A row of the result: its arm, metric, verdict, change, the ends of the change's interval, and others.
+    rows = [list(row(verdict, base).values()) for verdict in result["verdicts"] if verdict["decides"]]
+    words = [f"{arm}: {word} ({metric} {change}, {ends})" for arm, metric, word, change, ends, *_ in rows]
+    engine = " ".join(filter(None, (result["engine"].get("engine"), result["engine"].get("version"))))
+    notes = [("engine", engine)] if engine else []
+    notes += [("note", line.removeprefix("note: ")) for line in closing(result)]
+    shown_by = "python -m harness " + shlex.join(["serving", "ab", "--resume", str(folder)])
     return PageSection(
         anchor=anchor("ab", name),
         title=f"{name}: {', '.join(others)} against {base}",
         headline="; ".join(words) or "No pair was finished yet.",
-        charts=list(_charts(record, found, anchor("ab", name))) if found["pairs"] else [],
-        notes=[
-            *([("engine", engine)] if engine else []),
-            *(("note", line.removeprefix("note: ")) for line in closing(found)),
-            ("shown by", "python -m harness " + shlex.join(["serving", "ab", "--resume", str(folder)])),
-        ],
+        charts=list(_charts(record, result, anchor("ab", name))) if result["pairs"] else [],
+        notes=[*notes, ("shown by", shown_by)],
     )
 
 
-def _charts(record: Record, found: JsonObject, where: str) -> Iterator[Chart]:
-    arms = list(found["plan"]["arms"])
-    metrics = list(dict.fromkeys(line["metric"] for line in found["verdicts"]))
-    runs = {f"pair {pair}": of_pair for pair, of_pair in record.pairs().items() if pair}
-    effects = [row(line, arms[0]) for line in found["verdicts"]]
+def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
+    """The charts, whose anchors begin with the prefix."""
+    arms = list(result["plan"]["arms"])
+    metrics = list(dict.fromkeys(verdict["metric"] for verdict in result["verdicts"]))
+    # Pair 0 is a launch before the pairs, which does not count.
+    launches = {f"pair {pair}": by_arm for pair, by_arm in record.pairs().items() if pair}
+    effects = [row(verdict, arms[0]) for verdict in result["verdicts"]]
     yield Chart(
-        f"{where}-effects",
+        f"{prefix}-effects",
         "Effects",
         "A change is of the metric itself: less time or more throughput is faster. One metric "
         "decides; the words in brackets hold each for itself.",
         table=table(effects, {name: name for name in effects[0]}),
     )
-    marks = {metric: list(_marks(runs, metric, arms)) for metric in metrics}
+    marks = {metric: list(_marks(launches, metric, arms)) for metric in metrics}
     columns: Columns = {"pair": "pair"} | {
         f"{NAMES[metric]} of {arm}, {UNITS[metric]}": (f"{metric} {arm}", digits())
         for metric in metrics
@@ -61,11 +63,11 @@ def _charts(record: Record, found: JsonObject, where: str) -> Iterator[Chart]:
     }
     rows = [
         {"pair": pair}
-        | {f"{metric} {arm}": of_pair[arm]["metrics"][metric] for metric in metrics for arm in arms}
-        for pair, of_pair in runs.items()
+        | {f"{metric} {arm}": by_arm[arm]["metrics"][metric] for metric in metrics for arm in arms}
+        for pair, by_arm in launches.items()
     ]
     yield Chart(
-        f"{where}-pairs",
+        f"{prefix}-pairs",
         "Pairs of launches",
         "A line is a pair: one launch of each arm, with the same prompts. Where every line leads to "
         "the same side, the change is no accident of one launch. The axes do not begin at zero.",
@@ -75,33 +77,36 @@ def _charts(record: Record, found: JsonObject, where: str) -> Iterator[Chart]:
     )
 
 
-def _marks(runs: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]) -> Iterator[dict[str, Any]]:
-    """One of each launch; the base's has the ends of its pair's line."""
-    for pair, of_pair in runs.items():
-        values = {arm: of_pair[arm]["metrics"][metric] for arm in arms}
-        there = [value for value in values.values() if value is not None]
+def _marks(
+    launches: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]
+) -> Iterator[dict[str, Any]]:
+    """The data of a point for each launch. That of the base also stands for the line of its pair."""
+    for pair, by_arm in launches.items():
+        values = {arm: by_arm[arm]["metrics"][metric] for arm in arms}
+        known = [value for value in values.values() if value is not None]
         base = values[arms[0]]
         for arm, value in values.items():
             if value is not None:
                 change = f"{100 * (value / base - 1):+.2f} %" if base else ""
                 aria = f"{pair}, {arm}: {value:.5g} {UNITS[metric]}, {change}"
                 yield {"pair": pair, "arm": arm, "value": value, "change": change, "line": arm == arms[0],
-                       "from": min(there), "to": max(there), "aria": aria}  # fmt: skip
+                       "from": min(known), "to": max(known), "aria": aria}  # fmt: skip
 
 
 def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> alt.TopLevelMixin:
-    """A panel for each metric, a line of each for every pair."""
-    many = len(arms) // len(COLOURS) + 1
+    """A panel for each metric, with a line for each pair. marks: by metric"""
+    repeats = len(arms) // len(COLOURS) + 1  # more arms than colours take colours again
     legend = alt.Legend(title=None, orient="top")
-    colours = alt.Scale(domain=arms, range=(COLOURS * many)[: len(arms)])
-    shapes = alt.Scale(domain=arms, range=(SHAPES * many)[: len(arms)])
+    colours = alt.Scale(domain=arms, range=(COLOURS * repeats)[: len(arms)])
+    shapes = alt.Scale(domain=arms, range=(SHAPES * repeats)[: len(arms)])
     panels: list[Any] = []
-    for metric, of_metric in marks.items():
+    for metric, marks_of_metric in marks.items():
         title = f"{NAMES[metric]}, {UNITS[metric]}"
-        places = list(dict.fromkeys(mark["pair"] for mark in of_metric))
+        places = list(dict.fromkeys(mark["pair"] for mark in marks_of_metric))
         y = names_axis("pair").scale(domain=places)
         x_axis, scale = alt.Axis(title=title, tickCount=4), alt.Scale(zero=False, padding=12)
-        chart = alt.Chart({"values": of_metric}).encode(y=y.axis(None) if panels else y)
+        # The first panel names the pairs for all.
+        chart = alt.Chart({"values": marks_of_metric}).encode(y=y.axis(None) if panels else y)
         line = chart.transform_filter(alt.FieldEqualPredicate(field="line", equal=True))
         points = chart.mark_point(filled=True, size=60, opacity=1).encode(
             x=alt.X("value:Q", axis=x_axis, scale=scale),

@@ -19,12 +19,14 @@ from harness.serving.link.predictions import Need, Share, worth
 
 QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip
-"""Of each: its key in a workload, that of its prediction, its name, its unit."""
+"""(key in a Workload, Prediction.quantity, name, unit) of each quantity."""
 IN_DECODE, IN_STALL = "decode step", "stall by other requests' prefills"
+"""The two parts of the time of a token."""
+AS_IT_IS, BEFORE_CHANGES, AFTER_CHANGES = "as it is", "before the changes", "after the changes"
 
 
 class Record(BaseModel):
-    """A part of the document, as far as a page shows it."""
+    """A part of the document. Fields that no page shows are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -45,7 +47,7 @@ class Workload(Record):
     needs: tuple[Need, ...] = ()
 
     def change(self, quantity: str) -> Prediction | None:
-        return next((each for each in self.changes if each.quantity == quantity), None)
+        return next((change for change in self.changes if change.quantity == quantity), None)
 
 
 class Document(Record):
@@ -62,7 +64,8 @@ class Document(Record):
 
 
 def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
-    """document: as `serving predict` or `what-if` writes it with --json; UsageError where it is none."""
+    """The section of a document that `serving predict` or `what-if` wrote with --json. Raises UsageError for
+    another document."""
     try:
         forecast = Document.model_validate(document)
     except ValidationError as error:
@@ -71,53 +74,47 @@ def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
         return PageSection(anchor("forecast", title), title, "No load is predicted in this document.")
     charts = [
         *_parts(forecast, title),
-        *(_sweep(forecast, title, *each) for each in QUANTITIES),
+        *(_by_concurrency(forecast, title, *quantity) for quantity in QUANTITIES),
         *_needs(forecast, title),
     ]
     return PageSection(anchor("forecast", title), title, _headline(forecast), charts, list(_notes(forecast)))
 
 
 def _headline(forecast: Document) -> str:
+    """TPOT at the first and the last concurrency, and before it what the changes are worth at the last
+    one."""
     where = f"{forecast.gpus or ''} x {forecast.hardware} with {forecast.engine}, {forecast.parallel}"
-    ends = dict.fromkeys((forecast.workloads[0], forecast.workloads[-1]))
-    tpots = " and ".join(
-        f"{ranged(each.tpot.value, each.tpot.low, each.tpot.high, '.4g')} ms at concurrency "
-        f"{each.load.concurrency}"
-        for each in ends
-    )
-    text, last = f"{where}: TPOT {tpots}.", forecast.workloads[-1]
+    first, last = forecast.workloads[0], forecast.workloads[-1]
+    tpots = []
+    for workload in dict.fromkeys((first, last)):  # one, where both are the same
+        tpot = ranged(workload.tpot.value, workload.tpot.low, workload.tpot.high, ".4g")
+        tpots.append(f"{tpot} ms at concurrency {workload.load.concurrency}")
+    text = f"{where}: TPOT {' and '.join(tpots)}."
     return f"{worth(forecast.what_if, last.changes, last.load.concurrency)}. {text}" if last.changes else text
 
 
 def _parts(forecast: Document, title: str) -> Iterator[Chart]:
+    """The chart of the kernels' parts of TPOT; none where the document has no parts."""
     rows = [
-        {"concurrency": of.load.concurrency, **vars(term)} for of in forecast.workloads for term in of.shares
+        {"concurrency": workload.load.concurrency, **vars(share)}
+        for workload in forecast.workloads
+        for share in workload.shares
     ]
     if not rows:
         return
     columns: Columns = {
-        "concurrency": ("concurrency", str),
-        "kernel": "name",
-        "time from": "origin",
-        "calls": ("calls", str),
-        "decode steps, ms": ("decode_ms", digits(".4f")),
-        "stalls, ms": ("stall_ms", digits(".4f")),
+        "concurrency": ("concurrency", str), "kernel": "name", "time from": "origin", "calls": ("calls", str),
+        "decode steps, ms": ("decode_ms", digits(".4f")), "stalls, ms": ("stall_ms", digits(".4f")),
         "share of TPOT": ("share", digits(".2%")),
-    }
+    }  # fmt: skip
     marks = [
-        {
-            "concurrency": row["concurrency"],
-            "kernel": row["name"],
-            "class": row["name"].partition(":")[0],
-            "phase": phase,
-            "ms": row[ms],
-            "origin": row["origin"],
-            "aria": f"{row['name']}, {phase}, concurrency {row['concurrency']}: {row[ms]:.4g} ms",
-        }
+        {"concurrency": row["concurrency"], "kernel": row["name"], "class": row["name"].partition(":")[0],
+         "phase": phase, "ms": row[ms], "origin": row["origin"],
+         "aria": f"{row['name']}, {phase}, concurrency {row['concurrency']}: {row[ms]:.4g} ms"}
         for row in rows
         for phase, ms in ((IN_DECODE, "decode_ms"), (IN_STALL, "stall_ms"))
         if row[ms]
-    ]
+    ]  # fmt: skip
     yield Chart(
         anchor("forecast", title, "parts"),
         "Where the time of a token goes",
@@ -134,7 +131,9 @@ def _bars(marks: list[dict[str, Any]]) -> alt.TopLevelMixin:
     """A bar for each concurrency, of which each kernel is a segment."""
     classes = op_colours(mark["class"] for mark in marks)
     for mark in marks:
-        mark["order"] = classes.domain.index(mark["class"]) + (1000 if mark["phase"] == IN_STALL else 0)
+        mark["order"] = classes.domain.index(mark["class"])
+        if mark["phase"] == IN_STALL:
+            mark["order"] += 1000  # more than there are classes: all stalls follow all decode steps
     tooltip = tips(kernel="", **{"class": "op class"}, phase="in", origin="time from")
     return (
         alt.Chart({"values": marks})
@@ -160,27 +159,27 @@ def _bars(marks: list[dict[str, Any]]) -> alt.TopLevelMixin:
     )
 
 
-def _sweep(forecast: Document, title: str, key: str, quantity: str, name: str, unit: str) -> Chart:
+def _by_concurrency(forecast: Document, title: str, key: str, quantity: str, name: str, unit: str) -> Chart:
+    """The chart of one of QUANTITIES, whose entry the last four arguments are."""
     marks: list[dict[str, Any]] = []
     for workload in forecast.workloads:
-        value, change = getattr(workload, key), workload.change(quantity)
-        sides = [("before the changes" if change else "as it is", value.value, value.low, value.high)]
+        now, change = getattr(workload, key), workload.change(quantity)
+        sides = [(BEFORE_CHANGES if change else AS_IT_IS, now.value, now.low, now.high)]
         if change and change.before is not None and change.after is not None:
             low, high = (None if end is None else change.before + end for end in (change.low, change.high))
-            sides.append(("after the changes", change.after, low, high))
+            sides.append((AFTER_CHANGES, change.after, low, high))
         concurrency = workload.load.concurrency
-        for side, middle, low, high in sides:
-            text, aria = ranged(middle, low, high, ".5g"), f"{name} {side}, concurrency {concurrency}"
-            about = {"concurrency": concurrency, "side": side, "value": middle, "low": low, "high": high}
-            marks.append(about | {"text": text, "aria": f"{aria}: {middle:.4g} {unit}"})
-    marks.sort(key=lambda mark: (mark["side"] == "after the changes", mark["concurrency"]))
+        for side, value, low, high in sides:
+            marks.append({
+                "concurrency": concurrency, "side": side, "value": value, "low": low, "high": high,
+                "text": ranged(value, low, high, ".5g"),
+                "aria": f"{name} {side}, concurrency {concurrency}: {value:.4g} {unit}",
+            })  # fmt: skip
+    marks.sort(key=lambda mark: (mark["side"] == AFTER_CHANGES, mark["concurrency"]))
     columns: Columns = {
-        "concurrency": ("concurrency", str),
-        "shown": "side",
-        f"{name}, {unit}": ("value", digits()),
-        "low": ("low", digits()),
-        "high": ("high", digits()),
-    }
+        "concurrency": ("concurrency", str), "shown": "side", f"{name}, {unit}": ("value", digits()),
+        "low": ("low", digits()), "high": ("high", digits()),
+    }  # fmt: skip
     return Chart(
         anchor("forecast", title, name),
         f"{name} by concurrency",
@@ -193,7 +192,8 @@ def _sweep(forecast: Document, title: str, key: str, quantity: str, name: str, u
 
 
 def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> alt.TopLevelMixin:
-    """A quantity against the concurrency, before and after a change, each with its band. target: a line."""
+    """A quantity against the concurrency, before and after a change, each with its band. target: a value that
+    is drawn as a line; None: no line"""
     places = sorted({mark["concurrency"] for mark in marks})
     sides = dict.fromkeys(mark["side"] for mark in marks)
     x = alt.X(
@@ -223,20 +223,18 @@ def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> 
 
 
 def _needs(forecast: Document, title: str) -> Iterator[Chart]:
+    """The table of what each op can give; none where the document does not say it."""
     rows = [
-        {"concurrency": of.load.concurrency, "op": need.name, "reach": need.reach, **vars(need)}
-        for of in forecast.workloads
-        for need in of.needs
+        {"concurrency": workload.load.concurrency, "op": need.name, "reach": need.reach, **vars(need)}
+        for workload in forecast.workloads
+        for need in workload.needs
     ]
     target = forecast.target_tpot_ms
     columns: Columns = {
-        "concurrency": ("concurrency", str),
-        "op": "op",
-        "most it can give, ms": ("most_ms", digits()),
-        "share of TPOT": ("share", digits(".2%")),
-        "TPOT were it free, ms": ("limit_ms", digits()),
+        "concurrency": ("concurrency", str), "op": "op", "most it can give, ms": ("most_ms", digits()),
+        "share of TPOT": ("share", digits(".2%")), "TPOT were it free, ms": ("limit_ms", digits()),
         **({f"speedup for {target:g} ms": "reach"} if target else {}),
-    }
+    }  # fmt: skip
     if rows:
         yield Chart(
             anchor("forecast", title, "needs"),

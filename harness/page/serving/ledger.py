@@ -11,7 +11,7 @@ import altair as alt
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.serving import shared
 from harness.page.style import coded, coloured, tips
-from harness.report.text import ranged
+from harness.report.text import grouped, ranged
 from harness.serving.ledger import LedgerLine, LedgerRow, explanations, ledger_lines, unit_text
 
 READING = (
@@ -19,9 +19,12 @@ READING = (
     "ends. Where both intervals meet the prediction explains the observation. A change left of the dashed "
     "line is a decrease."
 )
+CHANGE = ("change", "low", "high")
+"""The fields of a predicted or observed change: its value, and the ends of its interval."""
 COLOURS = {"predicted": shared.PREDICTED, "observed": shared.OBSERVED}
 SHAPES = {"predicted": "circle", "observed": "diamond"}
-APART, PLOT = 5, shared.WIDTH - 110  # pixels: a mark from the middle of its line; a plot without its verdicts
+APART = 5  # pixels of a mark from the middle of its line
+PLOT = shared.WIDTH - 110  # pixels of a plot's width, beside which the verdicts stand
 
 
 def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
@@ -29,13 +32,12 @@ def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
     names = shared.distinct([row.id for row in rows])
     rows = [row.model_copy(update={"id": name}) for row, name in zip(rows, names, strict=True)]
     lines = [line for row in rows for line in ledger_lines(row)]
-    kinds = dict.fromkeys(line.kind for line in lines)
     empty = [row.id for row in rows if not ledger_lines(row)]
     return PageSection(
         anchor=anchor("ledger", title),
         title=title,
         headline=_headline(lines),
-        charts=[_chart([line for line in lines if line.kind == kind], title) for kind in kinds],
+        charts=[_chart(of_kind, title) for of_kind in grouped(lines, lambda line: line.kind).values()],
         notes=[
             *((", ".join(ids), text) for text, ids in explanations(rows).items()),
             *((name, "nothing predicted, nothing observed") for name in empty),
@@ -48,81 +50,70 @@ def _headline(lines: Sequence[LedgerLine]) -> str:
     parts = []
     for method in dict.fromkeys(line.method for line in lines):
         counts = Counter(line.verdict for line in lines if line.method == method)
-        told = [f"{counts[verdict]} {verdict}" for verdict in shared.VERDICT_COLOURS if counts[verdict]]
-        parts.append(f"{method}: {', '.join(told)}")
+        counted = [f"{counts[verdict]} {verdict}" for verdict in shared.VERDICT_COLOURS if counts[verdict]]
+        parts.append(f"{method}: {', '.join(counted)}")
     return "; ".join(parts) + "." if parts else "Nothing was predicted or observed."
 
 
 def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
+    """The chart of lines of one kind."""
     quantity, unit = lines[0].kind[0], unit_text(lines[0].kind[1])
-    of = [line.prediction.of if line.prediction else "" for line in lines]
-    methods = [line.method + (f": {op} alone" if op else "") for line, op in zip(lines, of, strict=True)]
-    names = shared.distinct([f"{line.row}, {method}" for line, method in zip(lines, methods, strict=True)])
-    marks = [mark for name, line in zip(names, lines, strict=True) for mark in _marks(name, line)]
-    rows = [_row(name, line) for name, line in zip(names, lines, strict=True)]
+    names = []
+    for line in lines:
+        name = f"{line.row}, {line.method}"
+        names.append(
+            f"{name}: {line.prediction.of} alone" if line.prediction and line.prediction.of else name
+        )
+    named = list(zip(shared.distinct(names), lines, strict=True))
+    marks = [mark for name, line in named for mark in _marks(name, line)]
+    rows = [_row(name, line) for name, line in named]
+    changes = [f"{side} {end}" for side in COLOURS for end in CHANGE]
     columns: Columns = {
-        "row, method": "name",
-        **{
-            f"{side} {of}, {unit}": (f"{side} {of}", shared.digits("+.5g"))
-            for side in COLOURS
-            for of in ("change", "low", "high")
-        },
-        f"before, {unit}": ("before", shared.digits()),
-        "off by": ("off", "off_text"),
-        "verdict": "verdict",
+        "row, method": "name", **{f"{name}, {unit}": (name, shared.digits("+.5g")) for name in changes},
+        f"before, {unit}": ("before", shared.digits()), "off by": ("off", "off_text"), "verdict": "verdict",
         "blind": "blind",
-    }
+    }  # fmt: skip
     return Chart(
-        anchor("ledger", title, quantity, unit),
-        f"{quantity}, {unit}: predicted and observed change",
-        READING,
-        _picture(marks, quantity, unit),
-        table(rows, columns),
+        anchor("ledger", title, quantity, unit), f"{quantity}, {unit}: predicted and observed change",
+        READING, _picture(marks, quantity, unit), table(rows, columns),
         sum((mark["value"] is not None) + (mark["from"] is not None) for mark in marks),
-    )
+    )  # fmt: skip
 
 
 def _row(name: str, line: LedgerLine) -> dict[str, Any]:
-    seen = line.observation
-    sides = {"predicted": line.prediction, "observed": seen}
-    return {
-        "name": name,
-        **{
-            f"{side} {of}": getattr(record, of, None)
-            for side, record in sides.items()
-            for of in ("change", "low", "high")
-        },
-        "before": seen and seen.before,
+    """A row of the table below the chart."""
+    predicted, observed = line.prediction, line.observation
+    row: dict[str, Any] = {"name": name}
+    for end in CHANGE:
+        row[f"predicted {end}"] = getattr(predicted, end, None)
+        row[f"observed {end}"] = getattr(observed, end, None)
+    is_blind = "yes" if line.blind else "no"
+    return row | {
+        "before": observed.before if observed else None,
         "off": line.off,
-        "off_text": shared.digits("+.1%")(line.off) or line.off_text,  # in its unit
+        "off_text": line.off_text if line.off is None else f"{line.off:+.1%}",  # else in its unit
         "verdict": line.verdict,
-        "blind": ("yes" if line.blind else "no") if seen and line.prediction else "",
+        "blind": is_blind if predicted and observed else "",
     }
 
 
 def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
-    """The data of a line's prediction and of its observation, as far as there are such."""
+    """The data of a line's prediction and of its observation, where it has them."""
     unit = unit_text(line.kind[1])
     marks: list[dict[str, Any]] = []
     for side, record in (("predicted", line.prediction), ("observed", line.observation)):
         if record is None:
             continue
         text = f"{ranged(record.change, record.low, record.high)} {unit}"
-        whole = record.low is not None and record.high is not None
-        marks.append(
-            {
-                "line": name,
-                "side": side,
-                "value": record.change,
-                "from": record.low if whole else None,
-                "to": record.high if whole else None,
-                "text": text,
-                "verdict": line.verdict + (", blind" if line.blind else ""),
-                "colour": shared.VERDICT_COLOURS[line.verdict],
-                "aria": f"{name}, {side}: {text}, {line.verdict}",
-                "beside": "" if marks else line.verdict,
-            }
-        )
+        has_both_ends = record.low is not None and record.high is not None
+        marks.append({
+            "line": name, "side": side, "value": record.change,
+            "from": record.low if has_both_ends else None, "to": record.high if has_both_ends else None,
+            "text": text, "verdict": line.verdict + (", blind" if line.blind else ""),
+            "colour": shared.VERDICT_COLOURS[line.verdict],
+            "aria": f"{name}, {side}: {text}, {line.verdict}",
+            "beside": "" if marks else line.verdict,  # once for both
+        })  # fmt: skip
     return marks
 
 

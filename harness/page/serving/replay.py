@@ -16,31 +16,34 @@ from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
 RERUN = "base again"
-WHOLE, ALONE = "the whole step", "swapped calls alone"  # the two ways to know an arm's difference
+"""The name of the base's second run, which the base is compared with."""
+WHOLE, ALONE = "the whole step", "swapped calls alone"
+"""What was timed to know an arm's difference from the base."""
 
 
-def replay_section(steps: Sequence[Replay], title: str) -> PageSection:
-    names = shared.distinct([step_name(replay.step) for replay in steps])
+def replay_section(replays: Sequence[Replay], title: str) -> PageSection:
+    names = shared.distinct([step_name(replay.step) for replay in replays])
     return PageSection(
         anchor=anchor("replay", title),
         title=title,
-        headline=f"Replayed steps: {len(steps)}." if steps else "Nothing was replayed.",
-        sections=[_step(replay, name, title) for replay, name in zip(steps, names, strict=True)],
+        headline=f"Replayed steps: {len(replays)}." if replays else "Nothing was replayed.",
+        sections=[_step(replay, name, title) for replay, name in zip(replays, names, strict=True)],
     )
 
 
 def replays(document: Any, name: str) -> list[Replay]:
-    """Of what `serving replay --json` wrote. Raises UsageError."""
+    """The replays in a document that `serving replay --json` wrote. Raises UsageError."""
     if isinstance(document, dict) and "replays" in document:  # a stage of an experiment of November 2026
         document = document["replays"]
+    records = document if isinstance(document, list) else [document]
     try:
-        return [Replay.model_validate(of) for of in (document if isinstance(document, list) else [document])]
+        return [Replay.model_validate(record) for record in records]
     except ValidationError as error:
         raise UsageError(f"cannot read {name}: no replay: {mistake(error)}") from None
 
 
 def step_name(step: dict[str, Any]) -> str:
-    """`decode step of deepseek-r1, 4 requests`: of what the record says."""
+    """`decode step of deepseek-r1, 4 requests`"""
     contexts = step.get("contexts")  # of each request, in records of November 2026
     requests = len(contexts) if isinstance(contexts, list) else step.get("batch")
     name = f"{step.get('phase', 'decode')} step of {step.get('model', '?')}"
@@ -48,16 +51,15 @@ def step_name(step: dict[str, Any]) -> str:
 
 
 def _step(replay: Replay, name: str, title: str) -> PageSection:
+    """The section of one replay."""
     notes = [("rounds", f"{replay.rounds}, and {replay.disturbed} more disturbed")]
     if replay.left_out:
         notes.append(("left out", ", ".join(replay.left_out)))
     return PageSection(
-        anchor=anchor("replay", title, name),
-        title=name,
-        headline=_headline(replay),
+        anchor=anchor("replay", title, name), title=name, headline=_headline(replay),
         charts=list(_charts(replay, anchor("replay", title, name))),
         notes=[*notes, *(("note", text) for text in replay.notes)],
-    )
+    )  # fmt: skip
 
 
 def _headline(replay: Replay) -> str:
@@ -67,11 +69,12 @@ def _headline(replay: Replay) -> str:
     if base is not None and base.step is not None:
         parts.insert(0, f"{replay.base}: {base.step.text('.4g')} ms a step")
     parts += [f"{name} failed: {arm.failed}" for name, arm in replay.arms.items() if arm.failed]
-    return "; ".join(parts or ["no arm was timed"]) + "."
+    return f"{'; '.join(parts)}." if parts else "no arm was timed."
 
 
 def _charts(replay: Replay, prefix: str) -> Iterator[Chart]:
-    if points := change_marks(replay):
+    points = change_marks(replay)
+    if points:
         yield Chart(
             anchor=f"{prefix}-changes",
             title="What each arm changes",
@@ -84,7 +87,8 @@ def _charts(replay: Replay, prefix: str) -> Iterator[Chart]:
             table=_changes_table(replay),
             marks=len(points),
         )
-    if bars := place_marks(replay):
+    bars = place_marks(replay)
+    if bars:
         yield Chart(
             anchor=f"{prefix}-places",
             title="The step's calls alone",
@@ -103,11 +107,8 @@ def _places_table(replay: Replay) -> Table:
     arms = {name: arm.places_alone for name, arm in replay.arms.items() if arm.places_alone}
     places = dict.fromkeys(place for alone in arms.values() for place in alone)
     rows = [
-        {
-            "place": place,
-            "class": OP_CLASS.get(place, ""),
-            **{name: of.get(place) for name, of in arms.items()},
-        }
+        {"place": place, "class": OP_CLASS.get(place, "")}
+        | {name: alone.get(place) for name, alone in arms.items()}
         for place in places
     ]
     columns = {f"{name}, ms": (name, shared.digits(".4f")) for name in arms}
@@ -117,57 +118,45 @@ def _places_table(replay: Replay) -> Table:
 def _changes_table(replay: Replay) -> Table:
     rows = [
         {
-            "arm": name,
-            "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
-            **_ends("step", arm.step),
-            **_ends("change", arm.change),
-            "alone": arm.alone,
-            "whole": arm.whole and arm.whole.ms,
-            "apart": max(arm.difference.values(), default=None),
+            "arm": name, "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
+            **_cells("step", arm.step), **_cells("change", arm.change), "alone": arm.alone,
+            "whole": arm.whole.ms if arm.whole else None, "apart": max(arm.difference.values(), default=None),
             "failed": arm.failed,
         }
         for name, arm in replay.arms.items()
-    ]
+    ]  # fmt: skip
     if replay.twin is not None:
-        rows.append(dict.fromkeys(rows[0]) | {"arm": RERUN, **_ends("change", replay.twin)})
+        rows.append(dict.fromkeys(rows[0]) | {"arm": RERUN, **_cells("change", replay.twin)})
     plain, signed = shared.digits(), shared.digits("+.5g")
     columns: Columns = {
-        "arm": "arm",
-        "implementations": "implementations",
-        "step, ms": ("step", plain),
-        "low": ("step low", plain),
-        "high": ("step high", plain),
-        "change, ms": ("change", signed),
-        "change low": ("change low", signed),
-        "change high": ("change high", signed),
-        "alone, ms": ("alone", signed),
-        "whole model, ms": ("whole", signed),
-        "outputs apart": ("apart", shared.digits(".1e")),
+        "arm": "arm", "implementations": "implementations",
+        "step, ms": ("step", plain), "low": ("step low", plain), "high": ("step high", plain),
+        "change, ms": ("change", signed), "change low": ("change low", signed),
+        "change high": ("change high", signed), "alone, ms": ("alone", signed),
+        "whole model, ms": ("whole", signed), "outputs apart": ("apart", shared.digits(".1e")),
         "failed": "failed",
-    }
+    }  # fmt: skip
     return table(rows, columns)
 
 
-def _ends(name: str, timed: Timed | None) -> dict[str, float | None]:
-    ends = {name: "ms", f"{name} low": "low", f"{name} high": "high"}
-    return {key: getattr(timed, end, None) for key, end in ends.items()}
+def _cells(name: str, timed: Timed | None) -> dict[str, float | None]:
+    """The cells of a time and of the ends of its interval: NAME, NAME low, NAME high."""
+    fields = {name: "ms", f"{name} low": "low", f"{name} high": "high"}
+    return {column: getattr(timed, field, None) for column, field in fields.items()}
 
 
 def place_marks(replay: Replay) -> list[dict[str, Any]]:
+    """The data of a bar for each place and arm."""
     return [
-        {
-            "arm": name,
-            "place": place,
-            "class": OP_CLASS.get(place, "unknown"),
-            "ms": ms,
-            "aria": f"{place}, {name}: {ms:.4g} ms",
-        }
+        {"arm": name, "place": place, "class": OP_CLASS.get(place, "unknown"), "ms": ms,
+         "aria": f"{place}, {name}: {ms:.4g} ms"}
         for name, arm in replay.arms.items()
         for place, ms in arm.places_alone.items()
-    ]
+    ]  # fmt: skip
 
 
 def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
+    """For each place of the step a bar for each arm, coloured by op class."""
     classes = shared.op_colours(mark["class"] for mark in marks)
     legend = alt.Legend(title=None, orient="bottom", columns=5)
     return (
@@ -189,30 +178,24 @@ def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
 
 
 def change_marks(replay: Replay) -> list[dict[str, Any]]:
-    """Of each arm what it changes by both methods, and of the base against itself."""
-    marks: list[tuple[str, str, Timed]] = []
+    """The data of a point for the change of each arm by each method, and for the base against itself."""
+    points: list[tuple[str, str, Timed]] = []  # (arm, method, change)
     for name, arm in replay.arms.items():
         if arm.change is not None:
-            marks.append((name, WHOLE, arm.change))
-            marks += [] if arm.alone is None else [(name, ALONE, Timed(ms=arm.alone))]
+            points.append((name, WHOLE, arm.change))
+            if arm.alone is not None:
+                points.append((name, ALONE, Timed(ms=arm.alone)))
     if replay.twin is not None:
-        marks.append((RERUN, WHOLE, replay.twin))
+        points.append((RERUN, WHOLE, replay.twin))
     return [
-        {
-            "arm": arm,
-            "method": method,
-            "ms": timed.ms,
-            "low": timed.low,
-            "high": timed.high,
-            "text": timed.text("+.5g"),
-            "aria": f"{arm}, {method}: {timed.text()} ms",
-        }
-        for arm, method, timed in marks
-    ]
+        {"arm": arm, "method": method, "ms": change.ms, "low": change.low, "high": change.high,
+         "text": change.text("+.5g"), "aria": f"{arm}, {method}: {change.text()} ms"}
+        for arm, method, change in points
+    ]  # fmt: skip
 
 
 def changes(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
-    """Of each arm the difference from the base, by method, with its interval where it has one."""
+    """The difference of each arm from the base, by method, with its interval where it has one."""
     methods = [method for method in (WHOLE, ALONE) if any(mark["method"] == method for mark in marks)]
     colours = dict(zip(methods, (shared.PREDICTED, shared.OBSERVED), strict=False))
     shapes = coded(dict(zip(methods, ("circle", "square"), strict=False)))

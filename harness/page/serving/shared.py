@@ -16,10 +16,11 @@ WIDTH = 640
 
 
 def op_colours(classes: Iterable[str]) -> alt.Scale:
-    """The colours of op classes, in the order of OP_CLASSES; a class that it lacks comes last."""
-    order = list(OP_CLASSES)
-    known = sorted(set(classes), key=lambda name: (order.index(name) if name in order else len(order), name))
-    return coded({name: OP_CLASSES.get(name, {"colour": PROVIDERS["torch"]})["colour"] for name in known})
+    """The colours of op classes, in the order of OP_CLASSES. Classes that it lacks come last, in one
+    colour."""
+    names = set(classes)
+    known = {name: about["colour"] for name, about in OP_CLASSES.items() if name in names}
+    return coded({**known, **dict.fromkeys(sorted(names - known.keys()), PROVIDERS["torch"])})
 
 
 def names_axis(field: str) -> alt.Y:
@@ -28,11 +29,12 @@ def names_axis(field: str) -> alt.Y:
 
 
 def zero_line() -> alt.Chart:
+    """A dashed line at 0 of the x axis."""
     return alt.Chart({"values": [{"at": 0}]}).mark_rule(strokeDash=[3, 3], color="#888888").encode(x="at:Q")
 
 
 def digits(form: str = ".5g") -> Callable[[float | None], str]:
-    """What makes the text of a number; an empty one for None."""
+    """A function that makes the text of a number in a format, and an empty text of None."""
     return lambda value: "" if value is None else f"{value:{form}}"
 
 

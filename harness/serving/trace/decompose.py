@@ -31,9 +31,13 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
     Kernels and copies count. In a trace without them CPU threads' operators do, each without those inside it.
     partial: takes what there is of a file that breaks off, and flags it
     """
-    recorded = read(Path(path), partial=partial)
+    return decomposed(Path(path), read(Path(path), partial=partial))
+
+
+def decomposed(path: Path, recorded: RecordedTrace) -> Trace:
+    """As `decompose`, of a trace that was read from this path."""
     work = kernel_work(recorded) if len(recorded.work) else operator_work(recorded)
-    return _Sums(Path(path), recorded, work).trace()
+    return _Sums(path, recorded, work).trace()
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:

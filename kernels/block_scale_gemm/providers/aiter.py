@@ -38,31 +38,35 @@ def gemm(
     is_triton: bool = False,
     step_n: int = TILE_N,
 ) -> type[Implementation]:
-    """The row of a product.
+    """Declares the row of a product.
 
-    multiply:    its arguments are a, b, the scales of a, the scales of b, and the output, or with a table the
-                 output's dtype, as the call then allocates the output; in this order. Its wishes are flags
-                 that are set
+    since:       AITER's first version that has it
+    multiply:    its `needs` are the arguments for a, b, the scales of a, the scales of b, and the output, in
+                 this order; with a table the last is the output's dtype, because the call then allocates the
+                 output. Its `wishes` are flags, which are all set to True
     table:       the attribute of AITER_CONFIGS that names the tuned table, from which the call takes its
                  kernel
-    preshuffled: it takes b in tiles, and the scales of a column by column
-    is_triton:   it is a Triton kernel, which allocates the fp32 parts of a split K
+    preshuffled: whether it takes b in tiles, and the scales of a column by column
+    is_triton:   whether it is a Triton kernel, which allocates the fp32 parts of a split K
+    step_n:      N has to be a multiple of this
     """
 
     def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        b_q, a_scale = operands.b_q, operands.a_scale
-        taken = a_scale
+        b_q = operands.b_q
+        kernel_a_scale = a_scale_view = operands.a_scale
         if preshuffled:
             b_q = in_tiles(b_q)
             if is_triton:  # the rows of a tile are one row of the tensor that it gets
                 b_q = b_q.reshape(b_q.shape[0] // TILE_N, -1)
-            # The kernel gets a tensor that looks like [M, blocks] but holds the scales block after block.
-            # What `inputs` gets is a view of it by row and block.
-            taken = a_scale.t().contiguous().view(a_scale.shape)
-            a_scale = taken.view(a_scale.shape[1], -1).t()
-        given = (operands.a_q, b_q, taken, operands.b_scale, torch.bfloat16 if table else out)
-        names = dict(zip(multiply.needs, given, strict=True))
-        product = multiply.bind(**names, **dict.fromkeys(multiply.wishes, True))
+            # The kernel gets a tensor of shape [M, blocks] that holds the scales block after block. The view
+            # has each scale at its row and block.
+            m, blocks = operands.a_scale.shape
+            kernel_a_scale = operands.a_scale.t().contiguous().view(m, blocks)
+            a_scale_view = kernel_a_scale.view(blocks, m).t()
+        output = torch.bfloat16 if table else out
+        values = (operands.a_q, b_q, kernel_a_scale, operands.b_scale, output)
+        arguments = dict(zip(multiply.needs, values, strict=True))
+        product = multiply.bind(**arguments, **dict.fromkeys(multiply.wishes, True))
 
         def call() -> object:
             try:
@@ -70,15 +74,15 @@ def gemm(
             except RuntimeError as error:
                 # Only the instance of a CK kernel knows which sizes it takes.
                 if "not supported" in str(error):
-                    name = multiply.places[0].rpartition(".")[2]
-                    raise Unsupported(f"{name}: {' '.join(str(error).split())}") from error
+                    function = multiply.places[0].rpartition(".")[2]
+                    raise Unsupported(f"{function}: {' '.join(str(error).split())}") from error
                 raise
 
-        inputs = {"a_q": operands.a_q, "a_scale": a_scale}
+        inputs = {"a_q": operands.a_q, "a_scale": a_scale_view}
         return Prepared(operands, out, call, inputs=inputs, picked=lambda: picked(operands, table))
 
     with_triton = " with Triton" if is_triton else ""
-    splits = MOST_SPLITS if is_triton else 0
+    parts = MOST_SPLITS if is_triton else 0  # fp32 outputs of a split K
     return implementation(
         name,
         vendor.Aiter,
@@ -89,59 +93,59 @@ def gemm(
         symbols=(multiply, SHUFFLE) if preshuffled else (multiply,),
         fits=lambda sizes: multiples(sizes, step_n),
         layout=lambda sizes: sizes.n * sizes.k if preshuffled else 0,
-        workspace=lambda sizes: 4 * sizes.m * (sizes.k_blocks + splits * sizes.n),
+        workspace=lambda sizes: 4 * sizes.m * (sizes.k_blocks + parts * sizes.n),
     )(prepare)
 
 
 def in_tiles(b_q: torch.Tensor) -> torch.Tensor:
-    """[N, K] in the order of AITER's matrix instructions, in tiles of 16x32."""
+    """b_q FP8 [N, K] in tiles of 16x32, in the order in which AITER's matrix instructions read it."""
     shuffled: torch.Tensor = SHUFFLE.bind(x=b_q, layout=(TILE_N, 16))()
     return shuffled
 
 
 def picked(operands: BlockScaleGemmOperands, table: str) -> str:
-    """What the tuned table says about these sizes; empty where this version does not tell."""
+    """For the record: what the tuned table has for these sizes; empty where this version does not tell."""
     if not table:
         return ""
-    (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
+    sizes = operands.sizes
     try:
         file = getattr(TABLES.find(), table, None)
-        found: Any = LOOK_UP.bind(M=m, N=n, K=k, tuned_file=file)()
+        row: Any = LOOK_UP.bind(M=sizes.m, N=sizes.n, K=sizes.k, tuned_file=file)()
     except (BindingError, Unsupported):
         return ""
-    if found is None:
+    if row is None:
         return "default: the tuned table has no row for these sizes"
-    words = [str(found.get(name, "")) for name in ("libtype", "kernelName")]
-    return " ".join(["tuned:", *filter(None, words), f"splitK={found.get('splitK', 0)}"])
+    names = [str(row.get(column, "")) for column in ("libtype", "kernelName")]
+    return " ".join(["tuned:", *filter(None, names), f"splitK={row.get('splitK', 0)}"])
 
 
 def of_ops(name: str, needs: str = "XQ WQ x_scale w_scale Out") -> Function:
-    """A function of gemm_op_a8w8.py."""
+    """A function of gemm_op_a8w8.py. needs: its arguments in the order that `gemm` describes"""
     return Function(f"aiter.ops.gemm_op_a8w8.{name}", f"aiter.{name}", needs=needs)
 
 
-TABLED = "XQ WQ x_scale w_scale dtype"
+WITH_DTYPE = "XQ WQ x_scale w_scale dtype"
 
 # The kernel and the split that the tuned table has for these sizes, or else CK's default.
 dispatch = gemm(
     "aiter.dispatch",
     "0.1.4",
-    of_ops("gemm_a8w8_blockscale", TABLED),
+    of_ops("gemm_a8w8_blockscale", WITH_DTYPE),
     table="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE",
 )
 
-# The same among the kernels that take b in tiles: CK, CK Tile, assembly and others. No table of e404860 has a
-# row for a gfx942 of 304 compute units (MI300X, MI325X): there it is CK's default.
+# The same for kernels that take b in tiles: CK, CK Tile, assembly and others. No table of e404860 has a row
+# for a gfx942 of 304 compute units (MI300X, MI325X). There the call takes CK's default.
 dispatch_preshuffled = gemm(
     "aiter.dispatch_preshuffled",
     "0.1.5.post3",
-    of_ops("gemm_a8w8_blockscale_bpreshuffle", TABLED),
+    of_ops("gemm_a8w8_blockscale_bpreshuffle", WITH_DTYPE),
     table="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE",
     preshuffled=True,
 )
 
-# The default kernels of CK and CK Tile without splits; up to 0.1.14 those that AITER's C++ chooses for these
-# sizes. With some kernels of CK Tile for b in tiles the call transposes the scales of a back.
+# The default kernels of CK and CK Tile, which do not split K; up to 0.1.14 those that AITER's C++ chooses for
+# these sizes. Before some of CK Tile's kernels for b in tiles, the call transposes the scales of a back.
 ck = gemm("aiter.ck", "0.1.4", of_ops("gemm_a8w8_blockscale_ck"))
 cktile = gemm("aiter.cktile", "0.1.10", of_ops("gemm_a8w8_blockscale_cktile"))
 ck_preshuffled = gemm(

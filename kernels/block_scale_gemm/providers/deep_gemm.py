@@ -73,7 +73,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         "DeepGEMM 1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with nvcc or NVRTC; "
         "sm_90, or from 2.1 sm_100 and sm_103 with power-of-two scales"
     )
-    multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)  # the first that exists is called
+    # The product: the first of these functions that the installed version has.
+    multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)
     transform: ClassVar[Function] = TRANSFORM  # brings scales into the kernel's layout
     symbols: ClassVar[Sequence[Taken]] = (multiply, transform)
 
@@ -81,41 +82,45 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return multiples(sizes, 64)
 
     def layout(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound: packed scales for every row of b, as Blackwell has them."""
-        return 4 * sizes.n_blocks * 128 * rounded_up(sizes.k_blocks, 4) // 4
+        """An upper bound: packed scales for every row of b, as Blackwell has them, a byte for each scale."""
+        return sizes.n_blocks * BLOCK * rounded_up(sizes.k_blocks, 4)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3) * 2
+        """An upper bound: two copies of the scales of a, fp32 or packed, with rows and blocks rounded up."""
+        return 2 * 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3)
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         if operands.a is not None:
-            # The engine's quantiser, then the kernel on the new tensors that the quantiser returned.
+            # The quantiser returns new tensors at every call, so that each call passes them on.
             quantise = self.quantiser(operands.a)
             multiply = self.bind(quantise(), self.weights(operands), out)
             return Prepared(operands, out, lambda: multiply(a=quantise()))
         if packs(out.device):
             return _Packed(self, operands, out)
-        # What get_mn_major_tma_aligned_tensor returns, and returns unchanged where it gets it.
+        # The layout that DeepGEMM's get_mn_major_tma_aligned_tensor would make, so that it copies nothing.
         a_scale = column_major(operands.a_scale, TMA_ROWS)
         multiply = self.bind((operands.a_q, a_scale), self.weights(operands), out)
         return product(operands, out, multiply, a_scale=a_scale)
 
     def bind(self, a: object, b: object, out: torch.Tensor) -> Callable[..., Any]:
-        """The product of a and b, each FP8 values with their scales in the kernel's layout."""
+        """The call that writes the product of a and b to `out`. a, b: FP8 values and their scales in the
+        kernel's layout"""
         function: Function = first_of(*self.multiply)
         return function.bind(**dict(zip(function.needs, (a, b, out), strict=True)))
 
-    def packed(self, scale: torch.Tensor, of: torch.Tensor, is_a: bool) -> torch.Tensor:
-        """The packed scales of a or b [rows, K], those of b for every row: int32 [rows, blocks of K / 4] with
-        strides (1, rows rounded up to four)."""
-        rows, k = of.shape
+    def packed(self, scale: torch.Tensor, values: torch.Tensor, is_a: bool) -> torch.Tensor:
+        """The scales of a or of b, packed for every row of their values FP8 [rows, K]: int32 [rows, blocks of
+        K / 4] with strides (1, rows rounded up to four)."""
+        rows, k = values.shape
         result: torch.Tensor = self.transform.bind(sf=scale, mn=rows, k=k, recipe=RECIPE, is_sfa=is_a)()
         return result
 
     def weights(self, operands: BlockScaleGemmOperands) -> tuple[torch.Tensor, torch.Tensor]:
         """b, and its scales in the kernel's layout."""
         b_q, scale = operands.b_q, operands.b_scale
-        return b_q, self.packed(scale, b_q, is_a=False) if packs(b_q.device) else scale
+        if packs(b_q.device):
+            scale = self.packed(scale, b_q, is_a=False)
+        return b_q, scale
 
     def quantiser(self, a: torch.Tensor) -> Callable[[], Any]:
         """A call that returns a in FP8, with its scales in the kernel's layout."""
@@ -147,7 +152,8 @@ class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
 
 
 class DeepGemmOfSglang(DeepGemmBlockScale):
-    """As `deepgemm@vllm`, by the deep_gemm package, with SGLang's quantiser, which aligns the scales."""
+    """Like `deepgemm@vllm`, but it calls the deep_gemm package itself. SGLang's quantiser aligns the scales
+    on sm_90 too."""
 
     name = "deepgemm@sglang"
     requires = (
@@ -170,8 +176,8 @@ class DeepGemmOfSglang(DeepGemmBlockScale):
 
 
 class _Packed(Prepared):
-    """On Blackwell the kernel reads the exponents of four scales in an int32. No view of fp32 scales is that,
-    so that a producer kernel cannot write there."""
+    """The call on Blackwell, where the kernel reads the exponents of four scales in an int32. No view of that
+    is fp32, so that the suite's own producer kernel cannot write there."""
 
     operands: BlockScaleGemmOperands
 
@@ -190,8 +196,8 @@ class _Packed(Prepared):
         self.a_packed.copy_(self.row.packed(live["a_scale"], live["a_q"], is_a=True))
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """For a producer kernel that writes before every call: from now on the call takes the fp32 scales
-        that it wrote, and DeepGEMM packs them within the call."""
+        """From now on the call takes the fp32 scales of the operands, which a producer kernel writes before
+        every call, and DeepGEMM packs them within the call."""
         self.multiply = self.row.bind((self.operands.a_q, self.operands.a_scale), self.b, self.out)
         return super().inputs()
 

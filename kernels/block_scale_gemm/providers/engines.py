@@ -4,13 +4,14 @@ have, and SGLang's product for few tokens. CUTLASS's and the last are untested o
 CUTLASS: cutlass_scaled_mm of vLLM 0.33 (_custom_ops.py; csrc/libtorch_stable/quantization/w8a8/cutlass:
 scaled_mm_entry.cu, c3x/scaled_mm_blockwise_sm{90,100,120}_fp8_dispatch.cuh) and its caller
 model_executor/kernels/linear/scaled_mm/cutlass.py; kernels/ops/gemm/fp8_blockwise_gemm.py of SGLang 0.5.23
-and its caller srt/layers/quantization/fp8_utils.py. Whatever the strides say, both kernels read the scales of
-a column by column, and the scales of b with the blocks of K next to each other.
+and its caller srt/layers/quantization/fp8_utils.py. Neither kernel looks at the strides of scales: both read
+those of a column by column, and those of b with the blocks of K next to each other.
 
 Triton: the engines' product where nothing faster takes the sizes or the device. Read in vLLM 0.32 and 0.33:
 model_executor/layers/quantization/utils/fp8_utils.py, triton_utils/importing.py; and in SGLang 0.5.10, 0.5.18
-and 0.5.23, which keep it in three places, and at 008601f. SGLang's universal entry point may take DeepGEMM
-instead. So the row calls the Triton one, and versions without that are told not to take DeepGEMM.
+and 0.5.23, which keep it in three places, and at 008601f. SGLang's general entry point may run DeepGEMM. So
+the row calls the function that runs Triton alone. Versions without that function get the general one, with
+DeepGEMM switched off by the environment (vendor.Sglang).
 
 Few tokens on gfx950: kernels/ops/gemm/smallm_fp8_blockscale_gfx950/ of SGLang 0.5.23, and its callers
 fp8_utils.py and fp8.py in srt/layers/quantization.
@@ -42,7 +43,7 @@ from kernels.vendor import BLACKWELL, Sglang, Vllm
 
 # CUTLASS
 
-ROWS = 4  # on sm_90, M must be a multiple of this
+SM90_ROWS = 4  # on sm_90, M must be a multiple of this
 
 CUTLASS_OF_VLLM = Function("vllm._custom_ops.cutlass_scaled_mm", needs="a b scale_a scale_b out_dtype")
 CUTLASS_OF_SGLANG = Function(
@@ -60,7 +61,7 @@ CUTLASS_OF_SGLANG = Function(
     allocates=True,
     symbols=(CUTLASS_OF_VLLM,),
     fits=lambda sizes: multiples(sizes, 16),
-    workspace=lambda sizes: padding_bytes(sizes, ROWS),
+    workspace=lambda sizes: padding_bytes(sizes, SM90_ROWS),
 )
 def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     """On sm_90 the call also computes rows of zeros where M is not a multiple of four."""
@@ -77,19 +78,19 @@ def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     allocates=True,
     symbols=(CUTLASS_OF_SGLANG,),
     fits=lambda sizes: multiples(sizes, BLOCK),
-    workspace=lambda sizes: padding_bytes(sizes, ROWS),
+    workspace=lambda sizes: padding_bytes(sizes, SM90_ROWS),
 )
 def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
-    """It is compiled at the first call."""
+    """The kernel is compiled at the first call."""
     return cutlass(CUTLASS_OF_SGLANG, operands)
 
 
 def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
-    """The function takes a, b, their scales and the output's dtype, in this order."""
-    rows = ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
-    a_q, a_scale = padded(operands, rows)
-    given = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
-    multiply = function.bind(**dict(zip(function.needs, given, strict=True)))
+    """The call of a function that takes a, b, their scales and the output's dtype, in this order."""
+    multiple = SM90_ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
+    a_q, a_scale = padded(operands, multiple)
+    arguments = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
+    multiply = function.bind(**dict(zip(function.needs, arguments, strict=True)))
     return product(operands, None, multiply, a_q, a_scale)
 
 
@@ -99,16 +100,16 @@ FEW_TOKENS = Function(
     "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950.try_smallm_fp8_bs_linear", needs="x WQ w_scale"
 )
 FEW_TOKENS_SHAPES = ((5120, 4096), (4608, 4096), (4096, 2048), (2560, 4096), (4096, 1024))
-"""The n and k that it takes (its SHAPES). None is DeepSeek-R1's."""
+"""The n and k that SGLang's kernel takes (SHAPES in its module). No layer of DeepSeek-R1 has these sizes."""
 
-MOST_M = 32
+FEW_TOKENS_M = 32  # the largest m that it takes
 
 
-def takes_few(sizes: BlockScaleGemmSizes) -> Support:
+def fits_few_tokens(sizes: BlockScaleGemmSizes) -> Support:
     known = " ".join(f"{n}x{k}" for n, k in FEW_TOKENS_SHAPES)
     return Support.all_of(
         need((sizes.n, sizes.k) in FEW_TOKENS_SHAPES, f"takes these n and k alone: {known}"),
-        need(sizes.m <= MOST_M, f"takes {MOST_M} tokens at most"),
+        need(sizes.m <= FEW_TOKENS_M, f"takes {FEW_TOKENS_M} tokens at most"),
     )
 
 
@@ -124,13 +125,13 @@ def takes_few(sizes: BlockScaleGemmSizes) -> Support:
     archs=("gfx950",),
     also=("aiter",),
     symbols=(FEW_TOKENS, SHUFFLE),
-    fits=takes_few,
+    fits=fits_few_tokens,
     layout=lambda sizes: sizes.n * sizes.k,
 )
 def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
     """hipcc compiles it at the first call. The weights lie as AITER shuffles them."""
     weights = in_tiles(operands.b_q)
-    weights.is_shuffled = True  # type: ignore[attr-defined]  # SGLang marks them so
+    weights.is_shuffled = True  # type: ignore[attr-defined]  # the mark that SGLang sets
     multiply = FEW_TOKENS.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
     if multiply() is None:
         raise Unsupported("SGLang's kernel for few tokens does not run here: see what it printed")
@@ -139,7 +140,7 @@ def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
 
 # Triton
 
-TILE_M = 64  # of vLLM's default configuration, which it takes on a CPU
+TILE_M = 64  # rows of a tile in vLLM's default configuration, which it takes on a CPU
 
 LOOK_UP = "get_w8a8_block_fp8_configs"
 """The function that both engines call for a table, in the module of the product."""
@@ -147,10 +148,10 @@ LOOK_UP = "get_w8a8_block_fp8_configs"
 
 @dataclass(frozen=True)
 class GemmTables(EngineLookUp):
-    """How an engine looks up a configuration. One is forced by its own look-up, which returns it for the time
-    of a call."""
+    """How an engine looks up a configuration. To force one, the engine's look-up function is replaced for the
+    time of a call by a function that returns it."""
 
-    engine: str  # `vllm` or `sglang`. RULES has what no function of the engine returns
+    engine: str  # `vllm` or `sglang`: the key of RULES, which has what no function of the engine returns
     multiply: Function  # the product
     find_table: Function  # returns its table for a weight by M, or None
     find_device: Function  # returns the device's name
@@ -161,18 +162,22 @@ class GemmTables(EngineLookUp):
             return contextlib.nullcontext
         multiply = self.multiply.find()
         entry = values(config)
-        names = multiply.__globals__
-        if LOOK_UP not in names or LOOK_UP not in multiply.__code__.co_names:
+        module_globals = multiply.__globals__
+        if LOOK_UP not in module_globals or LOOK_UP not in multiply.__code__.co_names:
             raise BindingError(f"{self.multiply.places[0]} does not ask {LOOK_UP}")
+
+        def forced_table(*_: object) -> dict[int, EngineEntry]:
+            """A table of one entry, which is therefore the nearest for every M."""
+            return {0: dict(entry)}
 
         @contextlib.contextmanager
         def override() -> Iterator[None]:
-            own_look_up = names[LOOK_UP]
-            names[LOOK_UP] = lambda *_: {0: dict(entry)}
+            own_look_up = module_globals[LOOK_UP]
+            module_globals[LOOK_UP] = forced_table
             try:
                 yield
             finally:
-                names[LOOK_UP] = own_look_up
+                module_globals[LOOK_UP] = own_look_up
 
         return override
 
@@ -228,11 +233,11 @@ class TritonGemm(EngineTuned):
     """What the rows of both engines share."""
 
     allocates = True
-    depths = (128, 64)
+    depths = (128, 64)  # values of BLOCK_SIZE_K
     tables: GemmTables
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
-        """Where one tile has all rows, there are no groups of tiles."""
+        """Where one tile holds all rows, GROUP_SIZE_M has no effect, so that 1 is its only value."""
         seen = set()
         for config in super().configurations(target, sizes):
             if sizes.m <= config.BLOCK_SIZE_M:
@@ -258,7 +263,7 @@ class TritonGemm(EngineTuned):
 
 
 class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
-    """It has tuned configurations for some sizes and devices, and reads every layout as it is."""
+    """vLLM has tuned configurations for some sizes and devices. The kernel takes all operands as they are."""
 
     name = "vllm.triton"
     requires = "vLLM with Triton, read in 0.32 (on cpu through its interpreter: checked, never timed)"
@@ -276,7 +281,7 @@ class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         require_interpreter(operands.b_q.device)
-        with _triton_let_in(operands.b_q.device):
+        with _device_for_triton(operands.b_q.device):
             return super().prepare(operands, out)
 
 
@@ -295,15 +300,15 @@ class SglangTritonGemm(Sglang, TritonGemm):
 
 
 @contextlib.contextmanager
-def _triton_let_in(device: torch.device) -> Iterator[None]:
-    """vLLM takes Triton for missing where Triton finds no device. On a CPU this shows vLLM a device until
-    vLLM is imported. The interpreter needs none."""
+def _device_for_triton(device: torch.device) -> Iterator[None]:
+    """vLLM takes Triton for missing where Triton finds no device, although the interpreter needs none. So on
+    a CPU some backend stands in the place of a CPU's until vLLM is imported."""
     from triton.backends import backends
 
     if device.type != "cpu" or "cpu" in backends:
         yield
         return
-    backends["cpu"] = next(iter(backends.values()))
+    backends["cpu"] = next(iter(backends.values()))  # any will do: vLLM only counts them
     try:
         import vllm.triton_utils  # noqa: F401
 

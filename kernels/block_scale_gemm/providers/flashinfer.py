@@ -20,7 +20,7 @@ from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
 ROWS = 4  # fp32 scales in 16 bytes, which the kernels for sm_90 and CUTLASS's read at a time
-TWO_SMS = 256  # rows from which an instruction over two SMs is faster (gemm_fp8_nt_groupwise)
+TWO_SMS_ROWS = 256  # rows from which an instruction over two SMs is faster (gemm_fp8_nt_groupwise)
 WORKSPACE = 32 << 20  # bytes that gemm_fp8_nt_groupwise allocates
 TRTLLM_K = 256  # the least K that TensorRT-LLM's kernels take
 
@@ -30,6 +30,7 @@ GROUPWISE = Function(
     needs="a b a_scale b_scale scale_major_mode mma_sm scale_granularity_mnk out",
     wishes="backend",  # before 0.2.9 it was CUTLASS alone
 )
+# The same function for another backend than CUTLASS, to which mma_sm belongs.
 NAMED_BACKEND = Function(
     "flashinfer.gemm.gemm_fp8_nt_groupwise",
     needs="a b a_scale b_scale scale_major_mode scale_granularity_mnk out backend",
@@ -42,9 +43,12 @@ class FlashInferGemm(vendor.FlashInfer):
 
 
 def quantising_bytes(sizes: BlockScaleGemmSizes) -> int:
-    """What each call of `sm90` allocates: room to quantise both operands, even where it quantises neither."""
+    """The bytes of `sm90`: FP8 values and fp32 scales of both operands, which each call allocates even where
+    it quantises neither; and the column-major copy of the scales of a."""
     m = rounded_up(sizes.m, ROWS)
-    return (m + sizes.n) * sizes.k + 4 * sizes.k_blocks * (m + sizes.n_blocks) + 4 * m * sizes.k_blocks
+    values = (m + sizes.n) * sizes.k
+    scales = 4 * sizes.k_blocks * (m + sizes.n_blocks)
+    return values + scales + 4 * m * sizes.k_blocks
 
 
 @implementation(
@@ -59,14 +63,14 @@ def quantising_bytes(sizes: BlockScaleGemmSizes) -> int:
     workspace=quantising_bytes,
 )
 def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared:
-    """Transposes the product below 32 rows. It quantises bf16 activations itself, to fp32 scales, in a kernel
-    of its own within the call. No engine gives it FP8, as `core` does."""
-    o, weights = operands, {"weight": operands.b_q, "weight_scale": operands.b_scale}
-    if o.a is not None:
-        return SM90.bind(input=o.a, input_scale=None, **weights, out=out)
-    a_scale = column_major(o.a_scale, ROWS)  # the kernel assumes this stride
-    multiply = SM90.bind(input=o.a_q, input_scale=a_scale.t(), **weights, out=out)
-    return product(o, out, multiply, a_scale=a_scale)
+    """The library transposes the product below 32 rows. Within the call it quantises bf16 activations in a
+    kernel of its own, with fp32 scales. Engines give it only bf16 activations; `core` gives it FP8."""
+    weights = {"weight": operands.b_q, "weight_scale": operands.b_scale}
+    if operands.a is not None:
+        return SM90.bind(input=operands.a, input_scale=None, **weights, out=out)
+    a_scale = column_major(operands.a_scale, ROWS)  # the kernel assumes this stride
+    multiply = SM90.bind(input=operands.a_q, input_scale=a_scale.t(), **weights, out=out)
+    return product(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(
@@ -83,21 +87,22 @@ def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared
 )
 def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     """The CUTLASS kernel. Where M is not a multiple of four, the call also computes the rows of zeros up to
-    the next multiple. The scales of both operands lie along M and N, which is the faster of the two ways
-    (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
-    whole, (a_q, a_scale) = padded_rows(out, ROWS), padded(operands, ROWS)
+    the next multiple. The scales of both operands are contiguous along M and N, the faster of the two ways
+    that the kernel takes (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
+    padded_out = padded_rows(out, ROWS)
+    a_q, a_scale = padded(operands, ROWS)
     multiply = GROUPWISE.bind(
         a=a_q,
         b=operands.b_q,
         a_scale=a_scale.t(),
         b_scale=operands.b_scale.t().contiguous(),
         scale_major_mode="MN",
-        mma_sm=2 if len(whole) >= TWO_SMS else 1,
+        mma_sm=2 if len(padded_out) >= TWO_SMS_ROWS else 1,
         scale_granularity_mnk=(1, BLOCK, BLOCK),
-        out=whole,
+        out=padded_out,
         backend="cutlass",
     )
-    return product(operands, whole[: operands.sizes.m], multiply, a_q, a_scale)
+    return product(operands, padded_out[: operands.sizes.m], multiply, a_q, a_scale)
 
 
 @implementation(
@@ -111,9 +116,9 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     workspace=lambda sizes: 4 * sizes.m * sizes.k_blocks + WORKSPACE,
 )
 def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-    """TensorRT-LLM's generated kernel, which is downloaded at the first call. It is called as in
-    flashinfer_gemm_w8a8_block_fp8_linear_with_fallback of SGLang's srt/layers/quantization/fp8_utils.py
-    (0.5.23): no row is added where M is not a multiple of four."""
+    """TensorRT-LLM's generated kernel, which is downloaded at the first call. The arguments are those of
+    flashinfer_gemm_w8a8_block_fp8_linear_with_fallback in SGLang's srt/layers/quantization/fp8_utils.py
+    (0.5.23), which adds no rows where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
     multiply = by_backend(operands, out, "trtllm", scale_major_mode=None, a_scale=a_scale)
     return product(operands, out, multiply, a_scale=a_scale)
@@ -132,8 +137,8 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     workspace=lambda sizes: WORKSPACE,
 )
 def cutile(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
-    """NVIDIA's kernel in Python, which reads every layout as it is. The first call at these sizes tunes it,
-    and each call first fills the output with zeros. No engine runs it."""
+    """NVIDIA's kernel in Python, which takes all operands as they are. The first call at these sizes tunes
+    the kernel, and each call first fills the output with zeros. No engine runs it."""
     return by_backend(operands, out, "cutile", scale_major_mode="K", a_scale=operands.a_scale)
 
 

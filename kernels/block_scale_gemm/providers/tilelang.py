@@ -21,27 +21,28 @@ MULTIPLY = Function(*TileLang.CALL, positions=5)
 
 
 class GemmTile(NamedTuple):
-    """What a program computes and uses."""
+    """The last arguments of `scaled_product`, in its order."""
 
-    rows: int  # of the output
-    threads: int
-    stages: int  # of its pipeline
+    rows: int  # rows of the output that a program computes
+    threads: int  # threads of a program
+    stages: int  # stages of its pipeline
 
 
 TILES = {
     "cuda": (GemmTile(64, 128, 4), GemmTile(128, 256, 4)),
     "rocm": (GemmTile(16, 256, 1), GemmTile(64, 256, 1)),
 }
-"""The tile for so few rows that it holds all of them, and the tile for more. wgmma takes 64 rows, mfma 16."""
+"""For each kind of platform two tiles: one where it holds all rows of the output, one for more rows. wgmma
+takes 64 rows, mfma 16."""
 
 
 @implementation("tilelang.tiled", TileLang, symbols=(*TileLang.symbols, MULTIPLY), fits=multiples)
 def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
-    o = operands
-    few, many = TILES[platforms.of(out.device).kind]
-    tile = few if o.sizes.m <= few.rows else many
+    o, sizes = operands, operands.sizes
+    small_tile, large_tile = TILES[platforms.of(out.device).kind]
+    tile = small_tile if sizes.m <= small_tile.rows else large_tile
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
     sources = "kernels.block_scale_gemm.providers.tilelang_jit"
-    kernel = TileLang.compiled(sources, "scaled_product", *o.b_q.shape, fp8, *tile)
+    kernel = TileLang.compiled(sources, "scaled_product", sizes.n, sizes.k, fp8, *tile)
     return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, method_of=kernel)

@@ -7,8 +7,11 @@ from kernels.formats import BLOCK
 
 
 def scaled_product(n, k, fp8, rows, threads, stages):
-    """The product for any m; k is a multiple of 128. A program computes `rows` rows of 128 columns, which
-    share the scales of b. The products of a block of K are added up before they are scaled."""
+    """A TileLang program of the product for any m. k: a multiple of 128; fp8: the dtype of a and b.
+
+    A block of threads computes `rows` rows of 128 columns, which share the scales of b. The products of a
+    block of K are added up before they are scaled. stages: those of the pipeline over K
+    """
     m = T.dynamic("m")
 
     @T.prim_func

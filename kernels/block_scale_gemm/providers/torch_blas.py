@@ -1,14 +1,14 @@
-"""The BLAS libraries of torch: cuBLASLt's product with block scales, and hipBLASLt, which has no such scales.
+"""The BLAS libraries of torch: cuBLASLt's product with block scales, and hipBLASLt, which has none with them.
 
 cuBLASLt: torch.nn.functional.scaled_mm. Layouts as in torch's aten/src/ATen/native/cuda/ScaledBlas.cpp,
 _scaled_block1x128_block128x128: the scales of a lie column by column; the scales of b have the blocks of K
 next to each other, padded to a multiple of four.
 
 hipBLASLt: the weights are dequantised to bf16 for its bf16 product. Its row-wise FP8 product is not a row
-here, because both operands would have to be quantised again with one scale per row. The check finds that
-wrong in `core`, by 13 to 16 sigma where 2 are allowed. In `with_quant`, where activations may be rounded to
-FP8, it would pass with 1.2 to 1.4 sigma, and would be ranked with kernels that keep the weights exact. How
-fast FP8 products are without block scales is what `doctor` measures as the ceiling of fp8.
+here, because both operands would have to be quantised again with one scale per row. The check refuses such
+outputs in `core`, where they err by 13 to 16 sigma and 2 are allowed. In `with_quant`, where activations may
+be rounded to FP8, they would pass with 1.2 to 1.4 sigma, and the row would be ranked with kernels that keep
+the weights exact. `doctor` measures the speed of FP8 products without block scales, as the ceiling of fp8.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.torch_eager import DEQUANTISED, bf16_product
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
-from kernels.vendor import Vendor
+from kernels.vendor import Vendor, is_older
 
-ROWS = 4  # cuBLASLt takes a multiple of so many rows
-K_BLOCKS = 4  # and scales of b for a multiple of so many blocks of K
+ROWS = 4  # M that cuBLASLt takes is a multiple of this
+K_BLOCKS = 4  # and so is the number of blocks of K in the scales of b
 
 MULTIPLY = Function(
     "torch.nn.functional.scaled_mm",
@@ -49,22 +49,21 @@ PREFERRED = Function("torch.backends.cuda.preferred_blas_library")
 def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     """Where M is not a multiple of four, the call also computes the rows of zeros up to the next multiple, as
     an engine does that pads its tokens for this kernel."""
-    cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
-    if operands.b_q.device.type == "cuda" and cuda < (12, 9):
+    if operands.b_q.device.type == "cuda" and is_older(torch.version.cuda or "0", "12.9"):
         raise Unsupported(
             f"cuBLASLt has these scales from CUDA 12.9; torch was built with {torch.version.cuda}"
         )
     recipes, b_scale = RECIPES.find(), operands.b_scale
     n_blocks, k_blocks = b_scale.shape
-    b_padded = b_scale.new_zeros(n_blocks, rounded_up(k_blocks, K_BLOCKS))
-    b_padded[:, :k_blocks] = b_scale
+    padded_b_scale = b_scale.new_zeros(n_blocks, rounded_up(k_blocks, K_BLOCKS))
+    padded_b_scale[:, :k_blocks] = b_scale
     a_q, a_scale = padded(operands, ROWS)
     multiply = MULTIPLY.bind(
         mat_a=a_q,
         mat_b=operands.b_q.t(),
         scale_a=a_scale,
         scale_recipe_a=recipes.BlockWise1x128,
-        scale_b=b_padded.t(),
+        scale_b=padded_b_scale.t(),
         scale_recipe_b=recipes.BlockWise128x128,
         output_dtype=torch.bfloat16,
     )
@@ -84,9 +83,9 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     **DEQUANTISED,
 )
 def hipblaslt(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
-    """`torch.bf16` with hipBLASLt, whatever torch would choose. On some sizes, versions and architectures it
-    chooses hipBLAS (TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h)."""
-    picked = PREFERRED.bind()().name
-    if out.device.type != "cpu" and picked != "Cublaslt":  # torch's name for hipBLASLt too
-        raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked}")
+    """`torch.bf16` with hipBLASLt. For some sizes, versions and architectures torch would choose hipBLAS
+    (TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h)."""
+    library = PREFERRED.bind()().name
+    if out.device.type != "cpu" and library != "Cublaslt":  # torch's name for hipBLASLt too
+        raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {library}")
     return bf16_product(operands, out)

@@ -11,14 +11,14 @@ from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.lazy import torch
 from kernels.op import Call, implementation, sequence
 
-# So many rows of activations are dequantised at a time. They stay in the cache from step to step.
 CPU_ROWS = 128
+"""Rows of activations that are dequantised at a time: so few stay in the cache from step to step."""
 
 
 def naive_bytes(sizes: BlockScaleGemmSizes) -> int:
     """Both operands and the output in fp32, and the scales of every row of b."""
-    wide = 4 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
-    return wide + 4 * sizes.m * sizes.n
+    operands = (sizes.m + sizes.n) * sizes.k
+    return 4 * (operands + sizes.n * sizes.k_blocks + sizes.m * sizes.n)
 
 
 @implementation("torch.naive", requires="torch", scratch=naive_bytes)
@@ -49,17 +49,19 @@ def bf16(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
 
 
 def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
+    """The call of `torch.bf16`. It dequantises the weights before it returns."""
     import torch
 
     o = operands
     b = fp8_to_bf16(o.b_q, o.b_scale)
     if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # oneDNN's blocked layout, in which torch.compile packs frozen weights: a third less time at few rows.
-        linear = torch.ops.mkldnn._linear_pointwise
         b = torch.ops.mkldnn._reorder_linear_weight(b, o.sizes.m)
+        no_bias = None
 
         def multiply(a: torch.Tensor) -> object:
-            return out.copy_(linear(a, b, None, "none", [], ""))
+            # The last three arguments are those of an activation, of which there is none.
+            return out.copy_(torch.ops.mkldnn._linear_pointwise(a, b, no_bias, "none", [], ""))
     else:
 
         def multiply(a: torch.Tensor) -> object:
@@ -72,7 +74,7 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
 
 
 def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Call]:
-    """The activations in bf16 [M, K], and the function that dequantises them there."""
+    """A bf16 tensor [M, K], and the call that writes the dequantised activations there."""
     import torch
 
     m, k = q.shape
@@ -88,27 +90,27 @@ def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Cal
 
     # On a CPU torch converts FP8 value by value, at 3 ns each. A table of its 256 values takes a fifth.
     table = torch.arange(256, dtype=torch.uint8).view(q.dtype).float()
-    rows = min(CPU_ROWS, m)
-    index = torch.zeros(rows, blocks * BLOCK, dtype=torch.int32)  # zeros past K: the code of 0.0
-    wide = torch.empty(rows, blocks, BLOCK)
+    step = min(CPU_ROWS, m)
+    index_buffer = torch.zeros(step, blocks * BLOCK, dtype=torch.int32)  # zeros past K: the code of 0.0
+    fp32_buffer = torch.empty(step, blocks, BLOCK)
 
-    def step(part: slice) -> Call:
+    def dequantiser_of(rows: slice) -> Call:
         """The call that dequantises these rows. Its views are made here, before timing."""
-        codes = q.view(torch.uint8)[part]
-        at = index[: len(codes)]
-        values = wide[: len(codes)]
-        factors = scale[part].unsqueeze(-1)
-        target = result[part]
+        codes = q.view(torch.uint8)[rows]
+        index = index_buffer[: len(codes)]
+        values = fp32_buffer[: len(codes)]
+        factors = scale[rows].unsqueeze(-1)
+        target = result[rows]
 
         def dequantise() -> None:
-            at[:, :k].copy_(codes)
-            torch.index_select(table, 0, at.view(-1), out=values.view(-1))
+            index[:, :k].copy_(codes)
+            torch.index_select(table, 0, index.view(-1), out=values.view(-1))
             target.copy_(values.mul_(factors))
 
         return dequantise
 
-    steps = [step(slice(start, start + rows)) for start in range(0, m, rows)]
-    return result.flatten(1)[:, :k], sequence(*steps)
+    calls = [dequantiser_of(slice(start, start + step)) for start in range(0, m, step)]
+    return result.flatten(1)[:, :k], sequence(*calls)
 
 
 def _w8a8(a_q: torch.Tensor, a_scale: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
@@ -122,8 +124,8 @@ def _w8a16(a: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.T
 
 
 def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
-    """The block of each row or column, as an index. For a CPU, torch 2.13 compiles repeat_interleave followed
-    by a slice into loads past the end of the scales."""
+    """The block of each row or column, as an index into scales. repeat_interleave followed by a slice would
+    be simpler, but for a CPU torch 2.13 compiles it into loads past the end of the scales."""
     import torch
 
     return torch.arange(q.shape[dim], device=q.device) // BLOCK
@@ -138,8 +140,8 @@ def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
     scratch=lambda sizes: 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n,
 )
 def compiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
-    """The weights stay FP8 and are dequantised in the call. The compiler makes that one kernel, or fuses it
-    into the product where it has a template for it."""
+    """The weights stay FP8 and are dequantised in the call. The compiler makes one kernel of dequantising, or
+    fuses it into the product where it has a template that allows this."""
     function = torch.compile(_w8a8 if operands.a is None else _w8a16, dynamic=False)
     arguments = (*operands.live_tensors().values(), operands.b_q, operands.b_scale)
     return lambda: out.copy_(function(*arguments))

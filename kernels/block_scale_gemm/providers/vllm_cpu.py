@@ -24,7 +24,7 @@ ONEDNN = Function("vllm._custom_ops.onednn_mm", positions=3)
 ONEDNN_PACK = Function("vllm._custom_ops.create_onednn_mm", positions=2)
 
 STEP = 32  # N and K of weights that PACK takes are multiples of this
-ONEDNN_ROWS = 32  # rows that vLLM has oneDNN pack for
+ONEDNN_ROWS = 32  # the number of tokens for which vLLM has oneDNN choose the layout of packed weights
 
 
 class OfBf16(VllmCpu):
@@ -34,14 +34,14 @@ class OfBf16(VllmCpu):
     rebinds = True
 
 
-def takes_fp8(sizes: BlockScaleGemmSizes) -> Support:
-    is_taken = need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
-    return Support.all_of(is_taken, multiples(sizes, STEP, STEP))
+def fits_fp8(sizes: BlockScaleGemmSizes) -> Support:
+    is_e4m3fn = need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
+    return Support.all_of(is_e4m3fn, multiples(sizes, STEP, STEP))
 
 
-def of_fp8(operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool) -> Call:
-    o, blocks = operands, [BLOCK, BLOCK]
-    return FP8.bind(o.a, weights, o.b_scale, blocks, None, torch.bfloat16, packed)
+def fp8_product(operands: BlockScaleGemmOperands, weights: torch.Tensor, is_packed: bool) -> Call:
+    block_size, no_bias, out_dtype = [BLOCK, BLOCK], None, torch.bfloat16
+    return FP8.bind(operands.a, weights, operands.b_scale, block_size, no_bias, out_dtype, is_packed)
 
 
 @implementation(
@@ -51,13 +51,13 @@ def of_fp8(operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool
     onednn_isa="AVX512_CORE_BF16",
     allocates=True,
     stationary=lambda operands: PACK.bind(operands.b_q)(),
-    fits=takes_fp8,
+    fits=fits_fp8,
     layout=lambda sizes: sizes.n * sizes.k,
 )
 def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> Call:
     """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
     brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
-    return of_fp8(operands, weights, packed=True)
+    return fp8_product(operands, weights, is_packed=True)
 
 
 @implementation(
@@ -66,13 +66,13 @@ def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> C
     symbols=(FP8, PACK),
     onednn_isa="AVX512_CORE_BF16",
     allocates=True,
-    fits=takes_fp8,
+    fits=fits_fp8,
     workspace=lambda sizes: sizes.n * sizes.k,
 )
 def amx_unpacked(operands: BlockScaleGemmOperands, out: None) -> Call:
     """The same kernel on weights as they are in the checkpoint, which each call packs again: the cost in an
     engine that does not pack them once."""
-    return of_fp8(operands, operands.b_q, packed=False)
+    return fp8_product(operands, operands.b_q, is_packed=False)
 
 
 @implementation(
@@ -89,7 +89,8 @@ def amx_unpacked(operands: BlockScaleGemmOperands, out: None) -> Call:
 def onednn(operands: BlockScaleGemmOperands, out: None, handler: object) -> Call:
     """`onednn_mm`: oneDNN's matmul, vLLM's choice for bf16 linears on x86-64. The weights are dequantised to
     bf16 and packed once, as if vLLM served the model in bf16: twice the bytes of weights."""
-    return ONEDNN.bind(handler, operands.a, None)
+    no_bias = None
+    return ONEDNN.bind(handler, operands.a, no_bias)
 
 
 @implementation(
@@ -102,7 +103,7 @@ def onednn(operands: BlockScaleGemmOperands, out: None, handler: object) -> Call
     layout=lambda sizes: 2 * sizes.n * sizes.k,
 )
 def brgemm_bf16(operands: BlockScaleGemmOperands, out: torch.Tensor, packed: torch.Tensor) -> Call:
-    """`weight_packed_linear` (SGLang's CPU kernel), built on oneDNN's brgemm: vLLM's with
-    VLLM_CPU_SGL_KERNEL. The weights are dequantised to bf16 and packed once, as for `vllm.onednn`."""
-    is_packed = True
-    return BRGEMM.bind(out, operands.a, packed, None, is_packed)
+    """`weight_packed_linear` (SGLang's CPU kernel), built on oneDNN's brgemm: vLLM's choice if
+    VLLM_CPU_SGL_KERNEL is set. The weights are dequantised to bf16 and packed once, as for `vllm.onednn`."""
+    no_bias, is_packed = None, True
+    return BRGEMM.bind(out, operands.a, packed, no_bias, is_packed)

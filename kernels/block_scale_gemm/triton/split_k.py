@@ -18,39 +18,40 @@ from kernels.tuning import Target
 if TYPE_CHECKING:
     import torch
 
-# The interpreter on one core of a Zen 4 server: seconds for a step of the loop and for widening a code, and
-# numpy's fp32 operations per second.
-STEP_S = 4e-4
-CODE_S = 8e-8
-FLOPS = 3e10
+# The interpreter's speed on one core of a Zen 4 server.
+STEP_S = 4e-4  # seconds for a step of the loop over K, without what follows
+CODE_S = 8e-8  # seconds for converting an FP8 value to fp32
+FLOPS = 3e10  # numpy's fp32 operations per second
 
 DIES = {"gfx942": 8, "gfx950": 8}
-"""The dies of an MI300X and an MI355X. Each has an L2 cache of its own, and gets programs in turn."""
+"""The dies of an MI300X and an MI355X. Each has an L2 cache of its own; programs go to the dies in turn."""
 
 MIN_STEPS = 2
-"""Blocks of K below which a split costs more than it gains: it writes a part and fills a pipeline."""
+"""The least blocks of K of a split. A smaller one would gain less than it costs to write its part of the sums
+and to fill its pipeline."""
 
 SUM_VALUES = 512  # values of the output that a program of `sum_kernel` computes
 
-MOST_PARTS = 1216 * 4 * 128 * 64
-"""The most values that the parts of all splits hold: four programs on each of 304 compute units (MI300X)."""
+MOST_PARTS = 304 * 4 * 256 * 128
+"""The most values that the parts of all splits hold: four of the largest tiles on each of an MI300X's 304
+compute units."""
 
 # Tiles for NVIDIA: (rows, columns, warps, halves). An SM's registers hold one program of 128 x 128 with 8
-# warps, or two with 4 warps that multiply half of their rows at a time: one scales while the other
-# multiplies.
-CUDA = (
+# warps, or two with 4 warps that multiply half of their rows at a time. Of two programs one can scale its
+# sums while the other multiplies.
+CUDA_TILES = (
     (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
 )  # fmt: skip
-LAST_SUMS = 64 * 128  # values of the largest tile whose parts (32 KB each) one program can add up in time
+LAST_SUMS_VALUES = 64 * 128  # values of the largest tile whose parts (32 KB each) one program adds up in time
 
-# Tiles for AMD: (rows, columns, warps). Few rows go to programs of one wave, many of them on a compute unit,
-# as in AITER's tuned tables (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
-ROCM = (
+# Tiles for AMD: (rows, columns, warps). Tiles of few rows have programs of one wave, of which many run on a
+# compute unit, as in AITER's tuned tables (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
+ROCM_TILES = (
     (16, 32, 1), (16, 64, 1), (16, 64, 2), (16, 128, 4), (32, 32, 1), (32, 64, 2), (32, 128, 4), (64, 64, 1),
     (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (256, 128, 8),
 )  # fmt: skip
-WAVES = (4, 8, 16)  # waves of a compute unit that splits aim at: one to four on each of its SIMDs
+WAVES = (4, 8, 16)  # waves that splits of K are to give a compute unit: one to four on each of its SIMDs
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ class SplitKConfig:
     rows: int  # of the output
     columns: int  # of the output; they divide 128, so that a program has one scale of b in a step
     swap: bool = False  # computes the transposed tile: FP8 instructions of NVIDIA take at least 64 rows
-    halves: bool = False  # multiplies half of its rows at a time, which frees the registers of the others
+    halves: bool = False  # multiplies half of its rows at a time, which takes fewer registers
     tma: bool = False  # loads by descriptors (NVIDIA's tensor memory accelerator)
     persistent: bool = False  # programs loop over tiles: the next tile loads while one is stored
     per_unit: int = 1  # programs per compute unit that splits of K are to make, or that loop over tiles
-    sums: str = "later"  # splits are added up by the "last" program of a tile, or "later" by another kernel
+    sums: str = "later"  # parts of a tile are added up by its "last" program, or "later" by another kernel
     warps: int = 4
     stages: int = 2
 
@@ -72,23 +73,26 @@ class SplitKConfig:
         return math.ceil(sizes.m / self.rows) * math.ceil(sizes.n / self.columns)
 
     def splits(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
-        """As many splits as give each compute unit its programs, if K has enough blocks. Each has a block."""
+        """The parts into which K is split: as many as give each compute unit `per_unit` programs, if K has
+        enough blocks."""
         if self.persistent:
             return 1
         blocks = sizes.k_blocks
-        wanted = target.units * self.per_unit // self.tiles(sizes)
-        splits = max(1, min(wanted, blocks // MIN_STEPS))
-        return math.ceil(blocks / math.ceil(blocks / splits))
+        splits = target.units * self.per_unit // self.tiles(sizes)
+        splits = max(1, min(splits, blocks // MIN_STEPS))
+        blocks_of_split = math.ceil(blocks / splits)
+        return math.ceil(blocks / blocks_of_split)  # so that the last split has a block
 
     def programs(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
+        """The size of the grid."""
         if self.persistent:
             return min(target.units * self.per_unit, self.tiles(sizes))
         return self.tiles(sizes) * self.splits(target, sizes)
 
 
 class SplitK(SuiteTriton):
-    """Few tokens leave few tiles. K is then split between programs, and the last program of a tile or a
-    second kernel adds up their parts."""
+    """The suite's GEMM. Few tokens make few tiles. Then K is split between programs, and the last program of
+    a tile or a second kernel adds up their parts."""
 
     name = "triton.split_k"
     Config = SplitKConfig
@@ -98,23 +102,25 @@ class SplitK(SuiteTriton):
         if target.kind == "cpu":
             yield SplitKConfig(64 if sizes.m <= 64 else 1024, 128)
             return
+        is_rocm = target.kind == "rocm"
+        m = max(16, sizes.m)  # no tile has fewer rows
         seen = set()
-        for config in _rocm() if target.kind == "rocm" else _cuda(sizes):
+        for config in _rocm() if is_rocm else _cuda(sizes):
             # AMD's pipelines hold one stage in registers.
-            shared_stages = max(1, config.stages - 1) if target.kind == "rocm" else config.stages
+            shared_stages = max(1, config.stages - 1) if is_rocm else config.stages
             if (config.rows + config.columns) * BLOCK * shared_stages > target.shared:
                 continue
-            if not min(64, max(16, sizes.m) / 2) <= config.rows < 2 * max(16, sizes.m):
+            if config.rows < min(64, m / 2) or config.rows >= 2 * m:
                 continue
             splits = config.splits(target, sizes)
             if splits > 1 and splits * sizes.m * sizes.n > MOST_PARTS:
                 continue
-            if splits == 1 and not config.persistent:
+            if splits == 1 and not config.persistent:  # then these two have no effect
                 config = replace(config, per_unit=1, sums="later")
-            # Only the number of programs that results matters, not the number that was asked for.
-            same = (replace(config, per_unit=0), config.programs(target, sizes))
-            if same not in seen:
-                seen.add(same)
+            # Values of per_unit that lead to the same number of programs are the same configuration.
+            key = (replace(config, per_unit=0), config.programs(target, sizes))
+            if key not in seen:
+                seen.add(key)
                 yield config
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
@@ -124,8 +130,7 @@ class SplitK(SuiteTriton):
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound over all platforms and configurations: the scales of a in this kernel's layout, the
         parts, and the counters of the smallest tiles."""
-        values = sizes.m * sizes.n
-        parts = min(values * sizes.k_blocks // MIN_STEPS, MOST_PARTS)
+        parts = min(sizes.m * sizes.n * sizes.k_blocks // MIN_STEPS, MOST_PARTS)
         counters = math.ceil(sizes.m / 16) * math.ceil(sizes.n / 32)
         return 4 * (sizes.m * sizes.k_blocks + parts + counters)
 
@@ -139,11 +144,12 @@ class SplitK(SuiteTriton):
 
         from kernels.block_scale_gemm.triton.split_k_jit import gemm_kernel, sum_kernel
 
-        require_format(operands.sizes.fp8, target)
+        sizes = operands.sizes
+        m, n, k = sizes.m, sizes.n, sizes.k
+        require_format(sizes.fp8, target)
         a_scale = column_major(operands.a_scale)
         inputs = {"a_q": operands.a_q, "a_scale": a_scale}
         prepared = ConfiguredPrepared(operands, out, inputs=inputs)
-        (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
         splits = config.splits(target, sizes)
         sums = config.sums if splits > 1 else "whole"
         parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
@@ -156,7 +162,7 @@ class SplitK(SuiteTriton):
             rows = config.rows // 2 if config.halves else config.rows
             a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
             b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
-        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
+        fp8 = tl.float8e4b8 if is_fnuz else tl.float8e4nv
         prepared.launches = [
             functools.partial(
                 gemm_kernel[(config.programs(target, sizes),)],
@@ -171,7 +177,7 @@ class SplitK(SuiteTriton):
                 TMA=config.tma,
                 EVEN_K=config.tma or k % BLOCK == 0,
                 SWAP=config.swap,
-                PRODUCT=tl.float32 if prepared.interpreted else product,
+                PRODUCT=tl.float32 if prepared.interpreted else fp8,
                 FNUZ_BITS=prepared.interpreted and is_fnuz,
                 **_options(config, target),
             )
@@ -186,33 +192,35 @@ class SplitK(SuiteTriton):
 def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
     """Seconds that Triton's interpreter takes for a call with tiles of this size."""
     steps = math.ceil(sizes.m / rows) * sizes.n_blocks * sizes.k_blocks
-    return steps * (STEP_S + (rows + columns) * BLOCK * CODE_S + 2 * rows * columns * BLOCK / FLOPS)
+    codes, operations = (rows + columns) * BLOCK, 2 * rows * columns * BLOCK
+    return steps * (STEP_S + codes * CODE_S + operations / FLOPS)
 
 
 def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-    """Descriptors need rows whose bytes are a multiple of 16. A program of a large tile always uses them
-    where it can, because it has no registers for addresses."""
-    aligned = sizes.k % 16 == 0
-    for rows, columns, warps, halves in CUDA:
-        large = rows * columns >= 64 * 128
-        descriptors = [True] if aligned and large else [True, False] if aligned else [False]
-        for stages, tma in itertools.product((2, 3, 4) if large else (3, 4, 6), descriptors):
+    """The configurations for NVIDIA. Descriptors need rows whose bytes are a multiple of 16. Programs of
+    large tiles always use descriptors where they can, because they have no registers for addresses."""
+    is_aligned = sizes.k % 16 == 0
+    for rows, columns, warps, halves in CUDA_TILES:
+        is_large = rows * columns >= 64 * 128
+        descriptors = [is_aligned] if is_large or not is_aligned else [True, False]
+        for stages, tma in itertools.product((2, 3, 4) if is_large else (3, 4, 6), descriptors):
             if halves and not tma:
                 continue
             tile = SplitKConfig(
                 rows, columns, swap=rows < 64, halves=halves, tma=tma, warps=warps, stages=stages
             )
-            for per_unit, sums in itertools.product((1, 2) if large else (1, 2, 4), ("later", "last")):
-                if sums == "later" or rows * columns <= LAST_SUMS:
+            for per_unit, sums in itertools.product((1, 2) if is_large else (1, 2, 4), ("later", "last")):
+                if sums == "later" or rows * columns <= LAST_SUMS_VALUES:
                     yield replace(tile, per_unit=per_unit, sums=sums)
-            if large and tma and not halves:
+            if is_large and tma and not halves:
                 yield replace(tile, persistent=True, per_unit=1 if warps == 8 else 2)
 
 
 def _rocm() -> Iterator[SplitKConfig]:
-    """The last program of a tile adds up only where a program is a single wave: among several waves, the
-    barrier that Triton makes waits only for the stores of its own wave (Triton 3.7's assembly for gfx942)."""
-    for rows, columns, warps in ROCM:
+    """The configurations for AMD. The last program of a tile adds up parts only where programs have one wave.
+    In a program of several waves, the barrier that Triton makes lets each wave wait only for its own stores
+    (Triton 3.7's assembly for gfx942): the program could be counted before all its stores have ended."""
+    for rows, columns, warps in ROCM_TILES:
         for stages, waves in itertools.product((1, 2, 3), WAVES):
             for sums in ("later", "last") if warps == 1 else ("later",):
                 per_unit = max(1, waves // warps)
@@ -222,13 +230,13 @@ def _rocm() -> Iterator[SplitKConfig]:
 def _options(config: SplitKConfig, target: Target) -> dict[str, int]:
     """Triton's options. AMD's matrix instructions are those of 16 rows, as in all of AITER's tuned tables for
     this op: they are as fast as those of 32, and no tile is too small for them. On gfx942 one read of shared
-    memory serves two of them (kpack). Large tiles may only use the registers that leave room for two waves on
-    a SIMD."""
+    memory serves two of them (kpack). Programs of large tiles are limited to so many registers that two waves
+    fit on a SIMD (waves_per_eu)."""
     if target.kind != "rocm":
         return options(config.warps, config.stages)
-    chosen = options(config.warps, config.stages, instruction=16)
+    launch_options = options(config.warps, config.stages, instruction=16)
     if target.arch == "gfx942":
-        chosen["kpack"] = 2
+        launch_options["kpack"] = 2
     if config.warps >= 4 and config.rows * config.columns >= 64 * 64 * config.warps:
-        chosen["waves_per_eu"] = 2
-    return chosen
+        launch_options["waves_per_eu"] = 2
+    return launch_options

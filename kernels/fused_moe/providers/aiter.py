@@ -7,7 +7,8 @@ how engines call it: fused_moe/experts/rocm_aiter_moe.py of vLLM 0.33, srt/layer
 kernels/ops/moe/moe_sorting_small.py of SGLang 0.5.23.
 
 With expert parallelism both engines give ids and a mask of all experts. The rows here, and SGLang after
-DeepEP, give one further id to all experts on other ranks, which takes one more launch. Untested on hardware.
+DeepEP, replace the ids of all experts on other ranks by one further id, which takes one more launch. Untested
+on hardware.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
-from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, Pair, tiles_for
+from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, W13AndW2, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation, sequence
@@ -31,11 +32,11 @@ from kernels.triton_runtime import require_interpreter
 
 ONE_STAGE_ROWS = 32  # rows of a sorted block for the one-stage assembly
 
-PAIRS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
-"""What sorting returns, by the names of the kernels' arguments."""
+SORTED = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
+"""What SORT returns, by the names of the kernels' arguments."""
 
 MOST_ROWS = 128  # rows of the largest sorted block, for the memory plan
-STREAMED = 64  # pairs of an expert below which AITER's CK kernels read weights past the caches (`use_nt`)
+CACHED_PAIRS = 64  # pairs of an expert from which AITER's CK kernels cache its weights (`use_nt` is False)
 
 SORTING_OF_VLLM, SORTING_OF_SGLANG = 0, 2
 """What the engines give as moe_sorting_dispatch_policy: VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py) and
@@ -62,23 +63,23 @@ SORT = Function(
 )
 ONE_STAGE = Function(
     "aiter.ops.moe_op.fmoe_fp8_blockscale_g1u1",
-    needs=f"{' '.join(PAIRS)} input gate down topk input_scale fc1_scale fc2_scale",
-    wishes="kernelName",  # which versions before 0.1.10 want
+    needs=f"{' '.join(SORTED)} input gate down topk input_scale fc1_scale fc2_scale",
+    wishes="kernelName",  # versions before 0.1.10 require it
 )
-OF_STAGES = f"{' '.join(PAIRS)} w1 w2 topk block_m quant_type activation"
+STAGE_ARGUMENTS = f"{' '.join(SORTED)} w1 w2 topk block_m quant_type activation"
 GATE_UP = Function(
     "aiter.ops.moe_op.ck_moe_stage1_fwd",
-    needs=f"{OF_STAGES} hidden_states a1_scale w1_scale",
+    needs=f"{STAGE_ARGUMENTS} hidden_states a1_scale w1_scale",
     wishes="splitk dst_type use_non_temporal_load",
 )
 DOWN = Function(
     "aiter.ops.moe_op.ck_moe_stage2_fwd",
-    needs=f"{OF_STAGES} inter_states a2_scale w2_scale",
+    needs=f"{STAGE_ARGUMENTS} inter_states a2_scale w2_scale",
     wishes="use_non_temporal_load",
 )
 QUANTISE = Function("aiter.ops.quant.per_group_quant_hip", needs="x quant_dtype group_size")
-# SGLang's own sorting of few pairs, in the place of AITER's. Its runner has it from 0.5.21; before 0.5.15
-# there was no runner for AITER.
+# SGLang's own sorting of few pairs, which replaces AITER's. SGLang's runner calls it from 0.5.21. Versions
+# without it are known by the second symbol: the runner, or before 0.5.15, which had none, the MoE method.
 SMALL_SORT = Function(
     "sglang.kernels.ops.moe.moe_sorting_small.apply_aiter_small_moe_sort_patch", when="gfx950"
 )
@@ -119,43 +120,46 @@ class Shuffled(AiterMoe):
         return sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are fewer pairs than
-        experts, CK may split K, and needs gate and up of padded pairs in fp32."""
+        """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are no more pairs than
+        experts, CK may split K, and needs gate and up of pairs in blocks of 16 rows in fp32."""
         pairs = sizes.pairs
-        ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
+        sorted_pairs = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
-        split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
-        return ordered + sizes.quantised_bytes + h + split
+        gate_up = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
+        return sorted_pairs + sizes.quantised_bytes + h + gate_up
 
 
 class Dispatched(Shuffled):
+    """AITER's `fused_moe`, the entry point that engines call."""
+
     boundaries = ("with_quant",)
     symbols: ClassVar[Sequence[Taken]] = (
         SHUFFLE, ACTIVATION, QUANTISATION, LAYER, PADDED_TOKENS, CONFIGURATION
     )  # fmt: skip
 
 
-def shuffled(operands: FusedMoeOperands) -> Pair:
+def shuffled(operands: FusedMoeOperands) -> W13AndW2:
     """w13 and w2, FP8 [local, N, K] in tiles of 16 rows and 32 of K. They are marked as shuffled, because
-    otherwise AITER runs kernels for plain rows."""
+    otherwise AITER runs kernels for weights in rows."""
 
-    def laid(weight: torch.Tensor) -> torch.Tensor:
+    def in_tiles(weight: torch.Tensor) -> torch.Tensor:
         tiles: Any = SHUFFLE.bind(x=weight, layout=(16, 16))()
         tiles.is_shuffled = True
         return tiles
 
-    return laid(operands.w13), laid(operands.w2)
+    return in_tiles(operands.w13), in_tiles(operands.w2)
 
 
 def masked_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
-    """As `expert_ids`, with 1 for the experts of the rank and 0 for the id that stands for all others."""
+    """Returns what `expert_ids` does. The values of ids are AITER's mask: 1 for an expert of the rank, 0 for
+    the id of all others."""
     return layouts.expert_ids(operands, [1] * operands.sizes.local_experts + [0])
 
 
 @implementation("aiter.dispatch", Dispatched, stationary=shuffled)
-def dispatch(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
-    """`fused_moe` as vLLM calls it: quantises, sorts, and computes in one or two stages, by its tuned
-    configurations, or by its own rule where it has none for the size."""
+def dispatch(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
+    """`fused_moe` as vLLM calls it. It quantises, sorts, and computes in one or two stages, by its tuned
+    configuration, or by its own rule where it has none for the sizes."""
     return dispatched(operands, weights, SORTING_OF_VLLM)
 
 
@@ -178,21 +182,23 @@ class DispatchedOfSglang(Dispatched, vendor.Sglang):
     symbols=(*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT)),
     stationary=shuffled,
 )
-def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
+def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
     sorts up to 256 pairs, which replaces AITER's in the whole process."""
-    sorts = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
-    if sorts and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
+    is_sorted_by_sglang = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
+    if is_sorted_by_sglang and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
         SMALL_SORT.bind()()
     return dispatched(operands, weights, SORTING_OF_SGLANG)
 
 
-def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
-    o, (ids, write_ids, mask) = operands, masked_ids(operands)
+def dispatched(operands: FusedMoeOperands, weights: W13AndW2, sorting: int) -> Prepared:
+    """The call of `fused_moe`. sorting: SORTING_OF_VLLM or SORTING_OF_SGLANG"""
+    o, (w13, w2) = operands, weights
+    ids, write_ids, mask = masked_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
-        w1=weights[0],
-        w2=weights[1],
+        w1=w13,
+        w2=w2,
         topk_weight=o.topk_weights,
         topk_ids=ids,
         expert_mask=mask,
@@ -205,8 +211,9 @@ def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepa
     return Prepared(o, None, sequence(write_ids, layer), picked=lambda: picked(o.sizes, mask is not None))
 
 
-def picked(sizes: FusedMoeSizes, masked: bool) -> str:
-    """The configuration that `fused_moe` finds for these sizes; empty where this version does not tell."""
+def picked(sizes: FusedMoeSizes, is_masked: bool) -> str:
+    """For the record: the configuration that `fused_moe` finds for these sizes; empty where this version does
+    not tell."""
     q_dtype = fp8_format(sizes.fp8).dtype
     try:
         tuned: Any = CONFIGURATION.bind(
@@ -227,7 +234,7 @@ def picked(sizes: FusedMoeSizes, masked: bool) -> str:
             bias1=None,
             bias2=None,
             is_shuffled=True,
-            is_ep=masked,
+            is_ep=is_masked,
             opus_weights_shuffled=True,
         )()
     except (BindingError, Unsupported):
@@ -239,8 +246,8 @@ def picked(sizes: FusedMoeSizes, masked: bool) -> str:
 
 
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
-    """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
-    these kernels; `out` is zeroed, because they add to it."""
+    """A function that sorts the pairs into blocks of so many rows, for the kernels that `fused_moe` calls. It
+    returns arguments of these kernels by name (SORTED); `out` is zeros, because they add to it."""
     o, sizes = operands, operands.sizes
     ids, write_ids, mask = masked_ids(o)
     sort = SORT.bind(
@@ -255,22 +262,23 @@ def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torc
 
     def sorted_pairs() -> dict[str, torch.Tensor]:
         write_ids()
-        return dict(zip(PAIRS, sort(), strict=True))
+        return dict(zip(SORTED, sort(), strict=True))
 
     return sorted_pairs
 
 
 @implementation("aiter.asm", Shuffled, symbols=(SHUFFLE, SORT, ONE_STAGE), stationary=shuffled)
-def asm(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
+def asm(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """Sorting, then `fmoe_fp8_blockscale_g1u1`: gate, up, SiLU, requantising and down in one assembly kernel
     that adds to the output with atomics."""
-    o, sorted_pairs = operands, sorter(operands, ONE_STAGE_ROWS)
+    o, (w13, w2) = operands, weights
+    sorted_pairs = sorter(operands, ONE_STAGE_ROWS)
     x_scale = o.x_scale.t().contiguous()  # [hidden/128, tokens], the order in which the assembly reads it
     kernel: Callable[..., Any] = ONE_STAGE.bind(
-        **dict.fromkeys(PAIRS),
+        **dict.fromkeys(SORTED),  # each call passes its own
         input=o.x_q,
-        gate=weights[0],
-        down=weights[1],
+        gate=w13,
+        down=w2,
         topk=o.sizes.picks,
         input_scale=x_scale,
         fc1_scale=o.w13_scale,
@@ -292,34 +300,36 @@ def asm(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
     symbols=(SHUFFLE, ACTIVATION, QUANTISATION, PADDED_TOKENS, SORT, GATE_UP, QUANTISE, DOWN),
     stationary=shuffled,
 )
-def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
+def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
     """Sorting, CK's gate and up with SiLU in bf16, requantising, and CK's down, with CK's own choice of
     kernels. K is not split; AITER's dispatch splits it where there are fewer pairs than experts."""
-    o, sizes = operands, operands.sizes
-    rows = 64 if sizes.tokens > 32 else 16  # as `get_2stage_cfgs` for block scales, where nothing is tuned
+    o, sizes, (w13, w2) = operands, operands.sizes, weights
+    rows = 64 if sizes.tokens > 32 else 16  # what `get_2stage_cfgs` takes where nothing is tuned
     sorted_pairs = sorter(o, rows)
     shape = (sizes.tokens, sizes.picks, sizes.inter)
     h = torch.empty(shape, dtype=torch.bfloat16, device=o.x_q.device)
     quantise: Callable[..., Any] = QUANTISE.bind(x=h, quant_dtype=o.x_q.dtype, group_size=BLOCK)
-    # AITER's dispatch decides by the number of tokens up to which it looks configurations up.
+    # AITER's dispatch decides by the padded number of tokens, with which it looks up configurations.
     pairs_of_expert = PADDED_TOKENS.bind(sizes.tokens)() * sizes.picks // sizes.local_experts
-    both = {
-        **dict.fromkeys(PAIRS),
-        "w1": weights[0],
-        "w2": weights[1],
+    of_both_stages = {
+        **dict.fromkeys(SORTED),
+        "w1": w13,
+        "w2": w2,
         "topk": sizes.picks,
         "block_m": rows,
         "quant_type": QUANTISATION.find().per_1x128,
         "activation": ACTIVATION.find().Silu,
-        "use_non_temporal_load": pairs_of_expert < STREAMED,
+        "use_non_temporal_load": pairs_of_expert < CACHED_PAIRS,
     }
-    first = {"hidden_states": o.x_q, "a1_scale": o.x_scale, "w1_scale": o.w13_scale}
-    gate_up: Callable[..., Any] = GATE_UP.bind(**both, **first, splitk=0, dst_type=h.dtype)
-    down: Callable[..., Any] = DOWN.bind(**both, inter_states=None, a2_scale=None, w2_scale=o.w2_scale)
+    x_and_scales = {"hidden_states": o.x_q, "a1_scale": o.x_scale, "w1_scale": o.w13_scale}
+    gate_up: Callable[..., Any] = GATE_UP.bind(**of_both_stages, **x_and_scales, splitk=0, dst_type=h.dtype)
+    down: Callable[..., Any] = DOWN.bind(
+        **of_both_stages, inter_states=None, a2_scale=None, w2_scale=o.w2_scale
+    )
 
     def call() -> object:
         pairs = sorted_pairs()
-        # The routing weights count once, after the second stage.
+        # The first stage gets no routing weights, because the second applies them.
         gate_up(**pairs | {"out": h, "sorted_weights": None})
         h_q, h_scale = quantise()
         down(**pairs | {"inter_states": h_q, "a2_scale": h_scale})
@@ -329,8 +339,8 @@ def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
 
 
 def triton_bytes(sizes: FusedMoeSizes) -> int:
-    """For each pair gate and up, h, the expert's output and the pair's row; slots of tiles of 16 to 256
-    rows, because smaller tiles are more but have fewer empty slots."""
+    """For each pair gate and up, h, the expert's output and the pair's row; and the slots and owners of
+    tiles, at most, because either smaller or larger tiles may need more."""
     pairs = sizes.pairs
     of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
     slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (16, 64, 128, 256))
@@ -352,23 +362,24 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     import triton.language as tl
 
     require_interpreter(out.device)
-    o, sizes, device, fp8 = operands, operands.sizes, out.device, operands.w13.dtype
-    config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
+    o, sizes, device = operands, operands.sizes, out.device
+    config = TRITON_CONFIGURATION.bind(dtype=o.w13.dtype, use_fp8_w8a8=True, M=sizes.tokens)()
     rows, pairs = config["BLOCK_SIZE_M"], sizes.pairs
 
     sort = Alignment(sizes, rows, o.topk_ids)
-    padded = torch.empty(1, dtype=torch.int32, device=device)
+    padded_pairs = torch.empty(1, dtype=torch.int32, device=device)
     row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-    between = layouts.Between(o, out, row_of, 1, pairs)
-    h_q, h_scale = between.h_q[0], between.h_scale[0]
-    gate_up, given = (each.view(sizes.tokens, sizes.picks, -1) for each in (between.gate_up, between.given))
-    both = {
+    suite = layouts.AroundProducts(o, out, row_of, groups=1, rows=pairs)
+    h_q, h_scale = suite.h_q[0], suite.h_scale[0]
+    gate_up = suite.gate_up.view(sizes.tokens, sizes.picks, -1)
+    expert_out = suite.expert_out.view(sizes.tokens, sizes.picks, -1)
+    of_both_products = {
         "B_zp": None,
         "topk_weights": o.topk_weights,
         "topk_ids": o.topk_ids,
         "sorted_token_ids": sort.slots,
         "expert_ids": sort.owners,
-        "num_tokens_post_padded": padded,
+        "num_tokens_post_padded": padded_pairs,
         "mul_routed_weight": False,
         "compute_type": tl.bfloat16,
         "use_fp8_w8a8": True,
@@ -378,11 +389,11 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         "config": config,
     }
     of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
-    of_down = {"A": h_q, "A_scale": h_scale, "B": o.w2, "B_scale": o.w2_scale, "C": given}
+    of_down = {"A": h_q, "A_scale": h_scale, "B": o.w2, "B_scale": o.w2_scale, "C": expert_out}
     # A row of x belongs to all picks of a token, a row of h to one.
-    up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
-    down = PRODUCT.bind(**both, **of_down, top_k=1)
-    count = functools.partial(torch.mul, sort.used, rows, out=padded)
-    call = sequence(sort, count, up, between.activate, down, between.add_up)
+    up = PRODUCT.bind(**of_both_products, **of_up, top_k=sizes.picks)
+    down = PRODUCT.bind(**of_both_products, **of_down, top_k=1)
+    count = functools.partial(torch.mul, sort.used_tiles, rows, out=padded_pairs)
+    call = sequence(sort, count, up, suite.activate, down, suite.add_up)
     tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
     return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")

@@ -1,7 +1,7 @@
 """DeepGEMM's grouped FP8 products, twice: with the suite's own kernels around them, and as engines run them.
 
-Contiguous: the rows of the experts follow each other, and each expert's are a multiple of the alignment.
-Masked: each expert has as many rows as there are tokens, and a count of the rows that hold something.
+Contiguous: the rows of the experts follow each other. The number of rows of each expert is a multiple of the
+alignment. Masked: each expert has as many rows as there are tokens, and a count of those that hold a pair.
 
 Sources, DeepGEMM 2.1.0 to 2.6.1 and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp,
 csrc/jit_kernels; of the latter also deep_gemm/__init__.py and utils/layout.py. `deepgemm.contiguous` and
@@ -26,7 +26,7 @@ from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, native_scales
 from kernels.fused_moe import layouts
-from kernels.fused_moe.layouts import WORD, Alignment, Pair, scale_columns, tiles_for
+from kernels.fused_moe.layouts import WORD, Alignment, W13AndW2, scale_columns, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import OPS, Call, Implementation, implementation, sequence
@@ -36,13 +36,14 @@ from kernels.triton_runtime import require_interpreter
 from shapes.case import Case
 
 ALIGNMENTS = range(32, 225, 32)
-"""Multiples that an expert's rows may have to be, for the memory plan; at run time the library is asked."""
+"""Possible alignments of an expert's rows, for the memory plan. At run time the library is asked."""
 
-CAPACITY = 256
-"""SGLang gives an expert more rows than there are tokens, in steps of this (moe_ep_deepgemm_preprocess)."""
+SGLANG_ROWS = 256
+"""SGLang gives an expert the least multiple of this that exceeds the tokens (moe_ep_deepgemm_preprocess)."""
 
 
 def places(name: str) -> tuple[str, str]:
+    """The places of a function of DeepGEMM, and of sgl-deep-gemm."""
     return f"deep_gemm.{name}", f"deep_gemm.utils.layout.{name}"
 
 
@@ -51,19 +52,19 @@ CONTIGUOUS = Function("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", positions=4)
 MASKED = Function(
     "deep_gemm.m_grouped_fp8_gemm_nt_masked", "deep_gemm.fp8_m_grouped_gemm_nt_masked", positions=5
 )
-TO_TRANSFORM = "sf mn k recipe num_groups is_sfa"
+TRANSFORM_ARGUMENTS = "sf mn k recipe num_groups is_sfa"
 TRANSFORM = Function(
-    "deep_gemm.transform_sf_into_required_layout", needs=TO_TRANSFORM, when="sm_100 and sm_103"
+    "deep_gemm.transform_sf_into_required_layout", needs=TRANSFORM_ARGUMENTS, when="sm_100 and sm_103"
 )
 ALIGNMENT = Function(*places("get_mk_alignment_for_contiguous_layout"))
-# DeepGEMM 2.4.2 and sgl-deep-gemm advise an alignment, and have to be told which one is used.
-ADVICE = Function(*places("get_theoretical_mk_alignment_for_contiguous_layout"), positions=1)
-TELL = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
+# DeepGEMM from 2.4.2 and sgl-deep-gemm advise an alignment, and have to be told which one is used.
+ADVISE = Function(*places("get_theoretical_mk_alignment_for_contiguous_layout"), positions=1)
+SET_ALIGNMENT = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
 
 UTILS = "vllm.model_executor.layers.fused_moe.deep_gemm_utils"
 FP8 = "vllm.model_executor.layers.quantization.utils.fp8_utils"
 DEEP_GEMM = "vllm.utils.deep_gemm"
-PACKED = "sm_100, sm_103 and sm_120"
+WITH_PACKED_SCALES = "sm_100, sm_103 and sm_120"
 VLLM_QUANTISE = Function(f"{FP8}.per_token_group_quant_fp8", needs="x group_size column_major_scales")
 VLLM_PERMUTE = Function(
     f"{UTILS}.deepgemm_moe_permute",
@@ -89,33 +90,38 @@ VLLM_ACTIVATE_PACKED = Function(
     f"{FP8}.silu_mul_quant_fp8_packed_triton",
     needs="input output_q group_size",
     wishes="expert_ends expert_alignment",
-    when=PACKED,
+    when=WITH_PACKED_SCALES,
 )
 VLLM_ADD_UP = Function(
     f"{UTILS}.deepgemm_unpermute_and_reduce", needs="a topk_ids topk_weights inv_perm expert_map output"
 )
-VLLM_TRANSFORM = Function(f"{DEEP_GEMM}.transform_sf_into_required_layout", needs=TO_TRANSFORM, when=PACKED)
+VLLM_TRANSFORM = Function(
+    f"{DEEP_GEMM}.transform_sf_into_required_layout", needs=TRANSFORM_ARGUMENTS, when=WITH_PACKED_SCALES
+)
 
-OF_VLLM = (
+VLLM_SYMBOLS = (
     *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY, VLLM_ACTIVATE),
     *(VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
 )
 
-OF_SGLANG = "sglang.kernels.ops"
+SGLANG_OPS = "sglang.kernels.ops"
 SGLANG_PLACE = Function(
-    f"{OF_SGLANG}.moe.ep_moe_kernels.moe_ep_deepgemm_preprocess",
+    f"{SGLANG_OPS}.moe.ep_moe_kernels.moe_ep_deepgemm_preprocess",
     needs="topk_ids num_local_experts hidden_states top_k block_shape output_dtype",
 )
 SGLANG_ACTIVATE = Function(
-    f"{OF_SGLANG}.quantization.per_token_group_quant.per_token_group_quant",
+    f"{SGLANG_OPS}.quantization.per_token_group_quant.per_token_group_quant",
     needs="input group_size scale_ue8m0 fuse_silu_and_mul masked_m column_major_scales",
 )
 SGLANG_ADD_UP = Function(
-    f"{OF_SGLANG}.moe.ep_moe_kernels.post_reorder_deepgemm",
+    f"{SGLANG_OPS}.moe.ep_moe_kernels.post_reorder_deepgemm",
     needs="down_output output src2dst topk_ids topk_weights topk num_tokens hidden_size "
     "routed_scaling_factor",
 )
 SGLANG_ALIGN = Function("deep_gemm.utils.layout.get_mn_major_tma_aligned_tensor", positions=1, when="sm_90")
+
+
+Quantised = tuple["torch.Tensor", "torch.Tensor"]  # FP8 values and their scales
 
 
 def packs(arch: str) -> bool:
@@ -129,7 +135,7 @@ def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
     return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
 
 
-def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> Pair:
+def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> W13AndW2:
     """The scales of w13 and w2: fp32 [local, rows/128, k/128], or packed for every row and MN-major."""
     o = operands
     if not packs(machine.of(o.w13.device).arch):
@@ -144,7 +150,7 @@ def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -
 
 
 def row_bytes(sizes: FusedMoeSizes) -> int:
-    """Bytes of a row: x, gate and up, h and the expert's output, and scales in fp32."""
+    """Bytes of a row: x and h in FP8, gate, up and the expert's output in bf16, and scales in fp32."""
     return sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4
 
 
@@ -152,18 +158,18 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 
 
 def around_products(name: str, product: Function, is_masked: bool) -> type[Implementation]:
-    """The row of the suite's own kernels around two products. is_masked: whether rows are in the masked
-    layout, else in the contiguous one"""
+    """Declares a row of the suite's own kernels around two products of DeepGEMM. is_masked: whether pairs are
+    in the masked layout; else they are in the contiguous one"""
 
-    def groups_of(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
+    def groups_of(sizes: FusedMoeSizes, alignment: int) -> tuple[int, int]:
         """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
         if is_masked:
-            return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
-        return 1, tiles_for(aligned, sizes) * aligned
+            return sizes.local_experts, -(-sizes.tokens // alignment) * alignment
+        return 1, tiles_for(alignment, sizes) * alignment
 
     def workspace(sizes: FusedMoeSizes) -> int:
-        """`row_bytes` for each row with the row's expert, and the row of each pair, at most."""
-        rows = max(math.prod(groups_of(sizes, aligned)) for aligned in ALIGNMENTS)
+        """For as many rows as any alignment needs: `row_bytes` and the row's expert. The row of each pair."""
+        rows = max(math.prod(groups_of(sizes, alignment)) for alignment in ALIGNMENTS)
         counts = layouts.MOST_SEGMENTS * sizes.local_experts + 1
         return rows * (row_bytes(sizes) + 4) + 4 * (sizes.pairs + counts)
 
@@ -176,12 +182,12 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         ),
         activations="fp8",
         also=("triton",),
-        symbols=(product, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
+        symbols=(product, TRANSFORM, (ADVISE, ALIGNMENT), (SET_ALIGNMENT, ALIGNMENT)),
         stationary=weight_scales,
         layout=packed_scale_bytes,
         workspace=workspace,
     )
-    def row(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+    def row(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
         import torch
         import triton
 
@@ -191,19 +197,23 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         o, sizes, device = operands, operands.sizes, out.device
         hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
         packed = packs(machine.of(device).arch)
-        expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
-        # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for
-        # the mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
-        advised = first_of(ADVICE, ALIGNMENT) is ADVICE
-        aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
-        # The library keeps the alignment for all calls, so that each product tells it again.
-        align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
-        groups, capacity = groups_of(sizes, aligned)
+        mean_rows = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))  # of an expert that is hit
+        # The alignment is the rows of a tile, which the library chooses for the mean rows of an expert. On
+        # sm_90 it is 128. On sm_100 vLLM takes the library's advice, too.
+        if first_of(ADVISE, ALIGNMENT) is ADVISE:
+            alignment = int(ADVISE.bind(mean_rows)())
+        else:
+            alignment = int(ALIGNMENT.bind()())
+        # The library has one alignment for all calls, so that it is set again before each product.
+        has_setter = first_of(SET_ALIGNMENT, ALIGNMENT) is SET_ALIGNMENT
+        set_alignment = SET_ALIGNMENT.bind(alignment) if has_setter else lambda: None
+        groups, capacity = groups_of(sizes, alignment)
         a = torch.empty(groups, capacity, hidden, dtype=o.w13.dtype, device=device)
         a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
         place: Call
         if is_masked:
-            counts, row_of = (torch.empty(n, dtype=torch.int32, device=device) for n in (experts, pairs))
+            counts = torch.empty(experts, dtype=torch.int32, device=device)
+            row_of = torch.empty(pairs, dtype=torch.int32, device=device)
             place = functools.partial(
                 rows_jit.masked_kernel[(experts,)],
                 *(o.topk_ids, counts, row_of),
@@ -212,7 +222,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
                 CHUNK=layouts.chunk_for(pairs, device),
             )
         else:
-            place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
+            place = Alignment(sizes, alignment, o.topk_ids, by_pair=True)
             row_of, owners = place.row_of, place.owners
         gather = functools.partial(
             rows_jit.gather_kernel[(pairs,)],
@@ -225,28 +235,29 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
             BLOCK_D=triton.next_power_of_2(hidden),
             WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
         )
-        between = layouts.Between(o, out, row_of, groups, capacity, packed)
-        up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
-        down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
+        suite = layouts.AroundProducts(o, out, row_of, groups, capacity, packed)
+        w13_scale, w2_scale = scales
 
-        def multiply(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+        def multiply(x: Quantised, w: Quantised, y: torch.Tensor) -> Call:
             if is_masked:
-                return product.bind(x, w, y, counts, expected)
+                return product.bind(x, w, y, counts, mean_rows)
             values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
             return product.bind((values[0], x_scale[0]), w, y[0], owners)
 
-        first = (place, gather, align, multiply(*up), between.activate)
-        return sequence(*first, align, multiply(*down), between.add_up)
+        up = multiply((a, a_scale), (o.w13, w13_scale), suite.gate_up)
+        down = multiply((suite.h_q, suite.h_scale), (o.w2, w2_scale), suite.expert_out)
+        before_down = (place, gather, set_alignment, up, suite.activate)
+        return sequence(*before_down, set_alignment, down, suite.add_up)
 
     return row
 
 
-# Engines take `m_grouped_fp8_gemm_nt_contiguous` for prefill. There are rows for any picks, as in vLLM. The
-# rows after the last expert's are skipped on sm_90 and multiplied on sm_100.
+# Engines take `m_grouped_fp8_gemm_nt_contiguous` for prefill. As in vLLM, there are as many rows as any picks
+# may need. The kernel skips the rows after the last expert's on sm_90, and multiplies them on sm_100.
 contiguous = around_products("deepgemm.contiguous", CONTIGUOUS, is_masked=False)
 
-# Engines take `m_grouped_fp8_gemm_nt_masked` for decode: pairs are placed without being counted first, and
-# unused rows cost only memory.
+# Engines take `m_grouped_fp8_gemm_nt_masked` for decode. Pairs need not be counted before they are placed,
+# and the kernel skips unused rows, which cost only memory.
 masked = around_products("deepgemm.masked", MASKED, is_masked=True)
 
 
@@ -262,7 +273,7 @@ masked = around_products("deepgemm.masked", MASKED, is_masked=True)
     archs=("sm_90", *vendor.BLACKWELL, "sm_120"),
     boundaries=("with_quant",),
     activations="fp8",
-    symbols=OF_VLLM,
+    symbols=VLLM_SYMBOLS,
     supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
@@ -270,14 +281,15 @@ masked = around_products("deepgemm.masked", MASKED, is_masked=True)
         tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
     ),
 )
-def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
     """vLLM has kernels of its own for quantising, permuting, SiLU and the sum over picks. Except on sm_90, it
     rounds the scales of weights to powers of two when it loads them, so that they must be powers of two here.
     On sm_90 only the scales of activations are rounded up to powers of two. The products get the end of each
-    expert's rows (vLLM's psum layout); on sm_120 and before vLLM 0.32 they get the expert of each row."""
+    expert's rows (vLLM's psum layout). On sm_120 and before vLLM 0.32 they get the expert of each row."""
     o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
+    w13_scale, w2_scale = scales
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
-    rows, _ = VLLM_ROWS.bind(
+    rows, _alignment = VLLM_ROWS.bind(
         M=sizes.tokens,
         num_topk=sizes.picks,
         local_num_experts=sizes.local_experts,
@@ -288,7 +300,8 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call
     def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=dtype, device=out.device)
 
-    gate_up, given, h_q = empty(2 * sizes.inter), empty(sizes.hidden), empty(sizes.inter, o.w13.dtype)
+    gate_up, expert_out = empty(2 * sizes.inter), empty(sizes.hidden)
+    h_q = empty(sizes.inter, o.w13.dtype)
     quantise = VLLM_QUANTISE.bind(x=o.x, group_size=BLOCK, column_major_scales=False)
     permute: Callable[..., Any] = VLLM_PERMUTE.bind(
         aq=None,
@@ -301,30 +314,37 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call
         use_psum_layout=by_ends,
     )
     with_alignment, multiply = VLLM_ALIGNED.find(), VLLM_MULTIPLY.find()
-    flags = {"use_psum_layout": True} if by_ends else {}
+    layout = {"use_psum_layout": True} if by_ends else {}
     activate: Callable[..., Any]
     if packs(arch):
         activate = VLLM_ACTIVATE_PACKED.bind(input=gate_up, output_q=h_q, group_size=BLOCK)
     else:
         activate = VLLM_ACTIVATE.bind(input=gate_up, output=h_q)
     add_up: Callable[..., Any] = VLLM_ADD_UP.bind(
-        a=given, topk_ids=o.topk_ids, topk_weights=o.topk_weights, inv_perm=None, expert_map=None, output=out
+        a=expert_out,
+        topk_ids=o.topk_ids,
+        topk_weights=o.topk_weights,
+        inv_perm=None,
+        expert_map=None,
+        output=out,
     )
 
     def call() -> None:
         x_q, x_scale = quantise()
-        a, a_scale, owners, row_of, aligned = permute(aq=x_q, aq_scale=x_scale)
-        ends = {"expert_ends": owners, "expert_alignment": aligned} if by_ends else {}
-        with with_alignment(aligned):
-            multiply((a, a_scale), (o.w13, scales[0]), gate_up, owners, **flags)
-            h = activate(**ends)
-            multiply(h, (o.w2, scales[1]), given, owners, **flags)
+        # experts: the end of each expert's rows by_ends, else the expert of each row
+        a, a_scale, experts, row_of, alignment = permute(aq=x_q, aq_scale=x_scale)
+        used_rows = {"expert_ends": experts, "expert_alignment": alignment} if by_ends else {}
+        with with_alignment(alignment):
+            multiply((a, a_scale), (o.w13, w13_scale), gate_up, experts, **layout)
+            h = activate(**used_rows)
+            multiply(h, (o.w2, w2_scale), expert_out, experts, **layout)
         add_up(inv_perm=row_of)
 
     return call
 
 
 def has_whole_words(case: Case, platform: Platform) -> Support:
+    """Whether the scales of x fill whole int32 words where they are packed."""
     sizes: Any = OPS["fused_moe"].sizes(case.sizes)
     step = BLOCK * WORD if packs(platform.arch) else BLOCK
     return need(sizes.hidden % step == 0, f"on {platform.arch} needs hidden to be a multiple of {step}")
@@ -332,9 +352,9 @@ def has_whole_words(case: Case, platform: Platform) -> Support:
 
 def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     """The rows, x in FP8, and the row of each pair."""
-    rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
-    scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
-    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.pairs * 4
+    rows = sizes.local_experts * (sizes.tokens // SGLANG_ROWS + 1) * SGLANG_ROWS
+    aligned_scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # copies of those in row_bytes
+    return rows * (row_bytes(sizes) + aligned_scales) + sizes.quantised_bytes + sizes.pairs * 4
 
 
 @implementation(
@@ -353,18 +373,19 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     layout=packed_scale_bytes,
     workspace=workspace_of_sglang,
 )
-def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
     """SGLang's runner where no all-to-all library comes before it, in the masked layout and with kernels of
-    its own for quantising, placing, SiLU and the sum over picks. After DeepEP it decodes in the same layout,
-    where dispatching has quantised and placed. SGLang takes this layout while it fits into a quarter of free
-    memory (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and a contiguous one for longer prefill, which
-    this row does not."""
+    its own for quantising, placing, SiLU and the sum over picks. After DeepEP, which quantises and places, it
+    decodes in the same layout. SGLang takes this layout while it fits into a quarter of free memory
+    (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and for longer prefill a contiguous one. This row always
+    takes the masked layout."""
     o, sizes, packed = operands, operands.sizes, packs(machine.of(out.device).arch)
-    shape = (sizes.local_experts, (sizes.tokens // CAPACITY + 1) * CAPACITY)
+    w13_scale, w2_scale = scales
+    shape = (sizes.local_experts, (sizes.tokens // SGLANG_ROWS + 1) * SGLANG_ROWS)
     gate_up = torch.empty(*shape, 2 * sizes.inter, dtype=torch.bfloat16, device=out.device)
-    given = torch.empty(*shape, sizes.hidden, dtype=torch.bfloat16, device=out.device)
-    # A hint for the choice of tiles. SGLang counts all experts and routed picks.
-    expected = max(1, -(-sizes.pairs // (sizes.experts + sizes.shared)))
+    expert_out = torch.empty(*shape, sizes.hidden, dtype=torch.bfloat16, device=out.device)
+    # A hint for the choice of tiles: the mean rows of an expert. SGLang divides by the experts of all ranks.
+    mean_rows = max(1, -(-sizes.pairs // (sizes.experts + sizes.shared)))
     place = SGLANG_PLACE.bind(
         topk_ids=o.topk_ids,
         num_local_experts=sizes.local_experts,
@@ -384,7 +405,7 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Ca
         column_major_scales=True,
     )
     add_up: Callable[..., Any] = SGLANG_ADD_UP.bind(
-        down_output=given,
+        down_output=expert_out,
         output=out,
         src2dst=None,
         topk_ids=o.topk_ids,
@@ -396,10 +417,10 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Ca
     )
 
     def call() -> None:
-        counts, _, row_of, a, a_scale = place()
-        multiply((a, align(a_scale)), (o.w13, scales[0]), gate_up, counts, expected)
+        counts, _expected_m, row_of, a, a_scale = place()
+        multiply((a, align(a_scale)), (o.w13, w13_scale), gate_up, counts, mean_rows)
         h_q, h_scale = activate(masked_m=counts)
-        multiply((h_q, align(h_scale)), (o.w2, scales[1]), given, counts, expected)
+        multiply((h_q, align(h_scale)), (o.w2, w2_scale), expert_out, counts, mean_rows)
         add_up(src2dst=row_of)
 
     return call

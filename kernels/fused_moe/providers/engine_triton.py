@@ -37,7 +37,7 @@ DTYPE = "fp8_w8a8"
 
 @dataclass(frozen=True)
 class MoeTables(EngineLookUp):
-    """How an engine looks up a configuration, and how one is forced."""
+    """The engine's functions that look up a configuration, and the one that forces one."""
 
     find_entry: Function  # returns the configuration of a call: that of its table, or its default
     find_table: Function  # returns its table by M, or None
@@ -45,7 +45,7 @@ class MoeTables(EngineLookUp):
     override: Function  # makes a context in which the engine uses a given configuration
 
     def folder(self) -> str:
-        """The folder of the files, below the one that the engine is told."""
+        """The folder of the files below the one that a user sets; empty for that itself."""
         return ""
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
@@ -65,22 +65,22 @@ class MoeTables(EngineLookUp):
         )()
         return entry
 
-    def table(self, sizes: FusedMoeSizes, **product: bool) -> Mapping[int, EngineEntry] | None:
-        """product: `down_moe=True` asks for the table of the second product"""
+    def table(self, sizes: FusedMoeSizes, **down_moe: bool) -> Mapping[int, EngineEntry] | None:
+        """down_moe: given and True for the table of the second product"""
         table: Mapping[int, EngineEntry] | None = self.find_table.bind(
-            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **product
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **down_moe
         )()
         return table or None  # engines treat an empty table as none
 
-    def file_name(self, sizes: FusedMoeSizes, **product: bool) -> str:
+    def file_name(self, sizes: FusedMoeSizes, **down_moe: bool) -> str:
         name = self.find_name.bind(
-            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **product
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **down_moe
         )()
         return f"{self.folder()}{name}"
 
     def other_files(self, sizes: FusedMoeSizes) -> Mapping[str, EntryAt]:
-        """The table of the second product, if the engine has one that differs. If it has none, it uses that
-        of the first product for both."""
+        """The table of the second product, if the engine has one that differs from that of the first. An
+        engine without one uses the table of the first product for both."""
         if "down_moe" not in self.find_table.wishes:
             return {}
         down = self.table(sizes, down_moe=True)
@@ -124,14 +124,14 @@ CONFIGURATION = Function(
     needs="num_experts num_local_experts inplace",
 )
 PICKS = Function(f"{MOE}.topk.StandardTopKOutput", needs="topk_weights topk_ids router_logits")
-IS_FORMED = Function(f"{GROUPS}.model_parallel_is_initialized")
-START = Function(
+HAS_RANKS = Function(f"{GROUPS}.model_parallel_is_initialized")
+INIT_DISTRIBUTED = Function(
     f"{GROUPS}.init_distributed_environment", needs="world_size rank local_rank distributed_init_method"
 )
-# It takes the size up to 0.5.20; later it reads that from the published arguments.
-FORM = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
-PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
-ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
+# It takes the size up to 0.5.20. Later versions read the size from the server's arguments.
+INIT_RANKS = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
+SET_SERVER_ARGS = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
+SERVER_ARGS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
 # Where SGLang's Triton MoE is now, and where it was before.
 TRITON_MOE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
 
@@ -158,22 +158,19 @@ class TritonMoe(EngineTuned):
     allocates = True
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; gate and up, or the experts'
-        outputs; h in bf16 and FP8; sorted pairs in blocks of up to 128."""
-        wide = max(2 * sizes.inter, sizes.hidden) * 2
-        of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
-        return (
-            sizes.pairs * of_pair
-            + sizes.quantised_bytes
-            + (sizes.pairs + (sizes.local_experts + 1) * 128) * 8
-        )
+        """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; for each pair gate and up, and in
+        one buffer these or the expert's output; h in bf16 and FP8; sorted pairs in blocks of up to 128."""
+        shared_buffer = max(2 * sizes.inter, sizes.hidden) * 2
+        gate_up, h = 2 * sizes.inter * 2, sizes.inter * 3 + sizes.inter // BLOCK * 4
+        sorted_pairs = (sizes.pairs + (sizes.local_experts + 1) * 128) * 8
+        return sizes.pairs * (shared_buffer + gate_up + h) + sizes.quantised_bytes + sorted_pairs
 
 
 class VllmTritonMoe(Vllm, TritonMoe):
     """`fused_experts` of vLLM's GPU builds: it quantises, sorts, launches `fused_moe_kernel` twice with SiLU
     and requantising between, and sums over picks. With expert parallelism vLLM gives ids and a map of all
-    experts. This row gives one further id to all experts on other ranks, in one more launch, so that fewer
-    experts are sorted."""
+    experts. This row replaces the ids of all experts on other ranks by one further id, in one more launch, so
+    that fewer experts are sorted."""
 
     name = "vllm.triton"
     requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
@@ -183,7 +180,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         o, sizes = operands, operands.sizes
-        ids, write_ids, to_local = expert_ids(o, [*range(sizes.local_experts), -1])
+        ids, write_ids, expert_map = expert_ids(o, [*range(sizes.local_experts), -1])
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
         experts = EXPERTS_OF_VLLM.bind(
             hidden_states=o.x,
@@ -191,29 +188,32 @@ class VllmTritonMoe(Vllm, TritonMoe):
             w2=o.w2,
             topk_weights=o.topk_weights,
             topk_ids=ids,
-            global_num_experts=sizes.local_experts if to_local is None else len(to_local),
-            expert_map=to_local,
+            global_num_experts=sizes.local_experts if expert_map is None else len(expert_map),
+            expert_map=expert_map,
             quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
         )
         return self.prepared(o, sequence(write_ids, experts))
 
 
 class SglangTritonMoe(Sglang, TritonMoe):
-    """SGLang's `fused_experts`, which skips ids of -1 itself where the rank holds fewer experts than there
-    are. It does not run in place as in the engine, because x would then hold the output."""
+    """SGLang's `fused_experts`, which skips ids of -1 itself where the rank holds fewer experts than the
+    layer. The engine lets it write its output into x. Here it does not, because calls are repeated."""
 
     name = "sglang.triton"
     requires = "SGLang 0.5.23, or older whose fused_experts takes a moe_runner_config (CUDA or ROCm)"
-    symbols = (EXPERTS_OF_SGLANG, CONFIGURATION, PICKS, IS_FORMED, START, FORM, PUBLISH, ARGUMENTS)
+    symbols = (
+        *(EXPERTS_OF_SGLANG, CONFIGURATION, PICKS, HAS_RANKS, INIT_DISTRIBUTED, INIT_RANKS),
+        *(SET_SERVER_ARGS, SERVER_ARGS),
+    )
     tables = TABLES_OF_SGLANG
     reads = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
 
     def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
-        alone()
+        set_up_one_rank()
         return super().engine_table(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        alone()
+        set_up_one_rank()
         o, sizes = operands, operands.sizes
         experts = EXPERTS_OF_SGLANG.bind(
             hidden_states=o.x,
@@ -233,12 +233,12 @@ class SglangTritonMoe(Sglang, TritonMoe):
         return self.prepared(o, experts)
 
 
-def alone() -> None:
-    """Sets up a server of one process, as SGLang's own tests do. Where the kernels write to a new tensor,
-    they ask for the server's arguments and the group of tensor-parallel ranks."""
-    if IS_FORMED.bind()():
+def set_up_one_rank() -> None:
+    """Sets up SGLang's state of a server of one process, as SGLang's own tests do. Where the kernels write to
+    a new tensor, they ask for the server's arguments and the group of tensor-parallel ranks."""
+    if HAS_RANKS.bind()():
         return
-    PUBLISH.bind(ARGUMENTS.bind(model_path="dummy")())()
-    meeting = f"file://{tempfile.mkdtemp()}/ranks"
-    START.bind(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting)()
-    FORM.bind(tensor_model_parallel_size=1)()
+    SET_SERVER_ARGS.bind(SERVER_ARGS.bind(model_path="dummy")())()
+    rendezvous = f"file://{tempfile.mkdtemp()}/ranks"
+    INIT_DISTRIBUTED.bind(world_size=1, rank=0, local_rank=0, distributed_init_method=rendezvous)()
+    INIT_RANKS.bind(tensor_model_parallel_size=1)()

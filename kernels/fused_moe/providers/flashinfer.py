@@ -21,13 +21,16 @@ from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
 
-EPILOGUE_ROWS = 64  # rows of an epilogue tile of the generated kernels, which orders the rows of a weight
+EPILOGUE_ROWS = 64  # rows of an epilogue tile of the generated kernels: these order the rows of a weight
 
-DEEPSEEK_V3, TOP_K = 2, 5  # of FlashInfer's RoutingMethodType: sigmoid, bias, groups, top 8; given picks
-MAJOR_K, BLOCK_MAJOR_K = 0, 2  # of FlashInfer's WeightLayout: [N, K]; [K/128, N, 128]
+# Values of FlashInfer's RoutingMethodType: it routes by sigmoid, bias and groups; it gets the picks.
+DEEPSEEK_V3, TOP_K = 2, 5
+MAJOR_K, BLOCK_MAJOR_K = 0, 2  # values of FlashInfer's WeightLayout: [N, K]; [K/128, N, 128]
 
-MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
-"""The most groups and experts that its routing for DeepSeek-V3 chooses, and the most experts of a group."""
+# Limits of FlashInfer's routing for DeepSeek-V3.
+MOST_GROUPS = 4  # groups that a token's picks lie in
+MOST_PICKS = 8
+MOST_OF_GROUP = 32  # experts of a group
 
 TUNE = Function("flashinfer.autotuner.autotune", "flashinfer.autotune", positions=1)
 CUTLASS = Function(
@@ -36,23 +39,23 @@ CUTLASS = Function(
     "output_dtype quant_scales use_deepseek_fp8_block_scale ep_size ep_rank output",
     wishes="tune_max_num_tokens",
 )
-OF_TRTLLM = (
+TRTLLM_ARGUMENTS = (
     "routing_bias hidden_states hidden_states_scale gemm1_weights gemm1_weights_scale gemm2_weights "
     "gemm2_weights_scale num_experts top_k n_group topk_group intermediate_size local_expert_offset "
     "local_num_experts routed_scaling_factor routing_method_type use_shuffled_weight"
 )
 TRTLLM = Function(
     "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
-    needs=f"routing_logits {OF_TRTLLM}",
+    needs=f"routing_logits {TRTLLM_ARGUMENTS}",
     wishes="weight_layout tune_max_num_tokens num_fused_shared_experts output",
 )
-TRTLLM_INTO = TRTLLM.needing("output", when="")
+TRTLLM_WITH_OUTPUT = TRTLLM.needing("output", when="")
 TRTLLM_ROUTED = Function(
     "flashinfer.fused_moe.trtllm_fp8_block_scale_routed_moe",
-    needs=f"topk_ids {OF_TRTLLM} weight_layout tune_max_num_tokens output",
+    needs=f"topk_ids {TRTLLM_ARGUMENTS} weight_layout tune_max_num_tokens output",
 )
 SHUFFLE = Function("flashinfer.shuffle_matrix_a", "flashinfer.fp4_quantization.shuffle_matrix_a", positions=2)
-BLOCKS = Function(
+IN_BLOCKS = Function(
     "flashinfer.fused_moe.convert_to_block_layout",
     "flashinfer.fused_moe.core.convert_to_block_layout",
     positions=2,
@@ -61,9 +64,9 @@ BLOCKS = Function(
 
 @dataclass
 class Weights:
-    """The weights in a library's layout."""
+    """The weights in the layout of a row."""
 
-    w31: torch.Tensor
+    w31: torch.Tensor  # w13 with its up rows before its gate rows
     w31_scale: torch.Tensor
     w2: torch.Tensor
     is_tuned: bool = False  # whether FlashInfer's autotuner has run on them
@@ -76,34 +79,39 @@ class FlashInferMoe(vendor.FlashInfer):
         return sizes.local_experts * sizes.expert_bytes
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """For each pair a row of x in FP8, gate and up, h, the expert's output, scales and maps; a copy of
-        the first weight while it is laid out."""
+        """For each pair, and for padding in each expert, a row of x in FP8, gate and up, h, the expert's
+        output, scales and maps; a copy of w13 while it is reordered."""
         pairs = sizes.pairs + sizes.local_experts * BLOCK
         of_pair = sizes.hidden * 3 + sizes.inter * 7 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 64
         return pairs * of_pair + sizes.local_experts * 2 * sizes.inter * sizes.hidden
 
 
 def up_first(operands: FusedMoeOperands) -> Weights:
-    """The weights with up rows before gate rows, as [local, 2 * inter, K]."""
-    o = operands
-    w31, w31_scale = (torch.cat(rows.chunk(2, 1)[::-1], 1) for rows in (o.w13, o.w13_scale))
-    return Weights(w31, w31_scale, o.w2)
+    """The weights with up rows before gate rows, each FP8 [local, N, K]."""
+
+    def swapped(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, 1)
+        return torch.cat([up, gate], 1)
+
+    return Weights(swapped(operands.w13), swapped(operands.w13_scale), operands.w2)
 
 
-def blocked(operands: FusedMoeOperands) -> Weights:
-    """The same as FP8 [local, K/128, N, 128], with the rows in the order of the epilogue's tiles."""
+def in_blocks(operands: FusedMoeOperands) -> Weights:
+    """The weights of `up_first` as FP8 [local, K/128, N, 128], with rows in the order of epilogue tiles."""
 
-    def laid(weight: torch.Tensor) -> torch.Tensor:
-        bits = weight.view(torch.uint8)
-        experts = [BLOCKS.bind(SHUFFLE.bind(expert, EPILOGUE_ROWS)(), BLOCK)() for expert in bits]
+    def reordered(weight: torch.Tensor) -> torch.Tensor:
+        experts = []
+        for expert in weight.view(torch.uint8):
+            shuffled = SHUFFLE.bind(expert, EPILOGUE_ROWS)()
+            experts.append(IN_BLOCKS.bind(shuffled, BLOCK)())
         return torch.stack(experts).view(weight.dtype)
 
     weights = up_first(operands)
-    return Weights(laid(weights.w31), weights.w31_scale, laid(weights.w2))
+    return Weights(reordered(weights.w31), weights.w31_scale, reordered(weights.w2))
 
 
 def tuned(call: Call, weights: Weights) -> Call:
-    """Calls it once within FlashInfer's autotuner, which also builds what is not built yet."""
+    """Returns the call, after making it once within FlashInfer's autotuner, which also builds kernels."""
     if not weights.is_tuned:
         weights.is_tuned = True
         with TUNE.bind(True)():
@@ -134,7 +142,7 @@ def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> 
         output_dtype=out.dtype,
         quant_scales=[weights.w31_scale, o.w2_scale],
         use_deepseek_fp8_block_scale=True,
-        # The rank's experts are the first ones, so that an id of -1 is not among them.
+        # The rank holds the first experts. An id of -1 is none of them, so that the kernel skips it.
         ep_size=sizes.ep,
         ep_rank=0,
         output=out,
@@ -144,16 +152,18 @@ def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> 
 
 
 class TrtLlm(FlashInferMoe):
+    """TensorRT-LLM's generated kernels. Another kernel quantises x first, as in engines: here the suite's."""
+
     archs = vendor.BLACKWELL
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         return super().workspace(sizes) + sizes.quantised_bytes
 
 
-def is_routed(sizes: FusedMoeSizes) -> Support:
+def fits_routing(sizes: FusedMoeSizes) -> Support:
     """Whether its routing for DeepSeek-V3 takes these sizes."""
     groups, limit = sizes.group_limit
-    reachable = limit * sizes.experts // groups
+    reachable = limit * sizes.experts // groups  # experts of the groups that a token may choose
     return Support.all_of(
         need(not (sizes.shared and sizes.ep > 1), "fuses a shared expert only where ep=1"),
         need(sizes.experts % 4 == 0, f"routes to a multiple of 4 experts, not {sizes.experts}"),
@@ -178,20 +188,27 @@ def is_routed(sizes: FusedMoeSizes) -> Support:
     since="0.6.0",
     boundaries=("with_routing",),
     allocates=True,
-    symbols=(TRTLLM, TUNE, SHUFFLE, BLOCKS),
-    fits=is_routed,
-    stationary=blocked,
+    symbols=(TRTLLM, TUNE, SHUFFLE, IN_BLOCKS),
+    fits=fits_routing,
+    stationary=in_blocks,
 )
 def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
-    """`trtllm_fp8_block_scale_moe`: routing and everything after it. As in engines, another kernel quantises
-    x before, here the suite's own. The weights lie as in vLLM. The library is built for all of compute
-    capability 10 (gen_trtllm_gen_fused_moe_sm100_module)."""
+    """`trtllm_fp8_block_scale_moe`: routing and everything after it, with weights in vLLM's layout.
+    FlashInfer builds it for all GPUs of compute capability 10 (gen_trtllm_gen_fused_moe_sm100_module)."""
     sizes = operands.sizes
     if sizes.shared and not TRTLLM.takes("num_fused_shared_experts"):
         raise Unsupported(f"flashinfer {version('flashinfer') or ''} fuses no shared expert; 0.6.15 does")
     shared = {"num_fused_shared_experts": sizes.shared} if sizes.shared else {}
-    lying = {"use_shuffled_weight": True, "weight_layout": BLOCK_MAJOR_K, "tune_max_num_tokens": sizes.tokens}
-    return layer(TRTLLM, operands, weights, **by_logits(operands), **shared, **lying)
+    return layer(
+        TRTLLM,
+        operands,
+        weights,
+        **routing_by_logits(operands),
+        **shared,
+        use_shuffled_weight=True,
+        weight_layout=BLOCK_MAJOR_K,
+        tune_max_num_tokens=sizes.tokens,
+    )
 
 
 class TrtLlmOfSglang(TrtLlm):
@@ -199,7 +216,7 @@ class TrtLlmOfSglang(TrtLlm):
         return need(not sizes.shared, "takes no shared expert")
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return super().layout(sizes) * 2 // 3  # w2 is read in place
+        return super().layout(sizes) * 2 // 3  # of w13; w2, which is a third, is read in place
 
 
 @implementation(
@@ -208,14 +225,16 @@ class TrtLlmOfSglang(TrtLlm):
     requires="flashinfer-python 0.6.14 or later (read to 0.7.2), sm_100 or sm_103",
     since="0.6.14",
     boundaries=("with_routing",),
-    symbols=(TRTLLM_INTO, TUNE),
-    fits=is_routed,
+    symbols=(TRTLLM_WITH_OUTPUT, TUNE),
+    fits=fits_routing,
     stationary=up_first,
 )
 def trtllm_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """The same as SGLang calls it: with weights as in checkpoints except for the order of gate and up, with
-    another kernel, and with a given output. In SGLang the shared expert is a dense MLP of its own."""
-    return layer(TRTLLM_INTO, operands, weights, **by_logits(operands), **as_in_sglang(operands, out))
+    """`trtllm_fp8_block_scale_moe` as SGLang calls it: with an output to write, and with weights as in
+    checkpoints except for the order of gate and up, for which it runs another kernel. In SGLang the shared
+    expert is a dense MLP of its own."""
+    routing = routing_by_logits(operands)
+    return layer(TRTLLM_WITH_OUTPUT, operands, weights, **routing, **as_in_sglang(operands, out))
 
 
 @implementation(
@@ -245,7 +264,7 @@ def trtllm_routed_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weigh
     )
 
 
-def by_logits(operands: FusedMoeOperands) -> dict[str, object]:
+def routing_by_logits(operands: FusedMoeOperands) -> dict[str, object]:
     groups, limit = operands.sizes.group_limit
     return {
         "routing_logits": operands.logits,
@@ -267,7 +286,7 @@ def as_in_sglang(operands: FusedMoeOperands, out: torch.Tensor) -> dict[str, obj
 
 
 def layer(function: Function, operands: FusedMoeOperands, weights: Weights, **arguments: object) -> Call:
-    """Quantises x and computes the layer. arguments: those that differ between rows"""
+    """A call that quantises x and computes the layer. arguments: those that differ between rows"""
     o, sizes = operands, operands.sizes
     x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
     x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)

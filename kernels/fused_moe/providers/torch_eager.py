@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fused_moe.layouts import Pair, weights_in_bf16
+from kernels.fused_moe.layouts import W13AndW2, weights_in_bf16
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
@@ -17,10 +17,11 @@ as x."""
 
 
 def naive_bytes(sizes: FusedMoeSizes) -> int:
-    """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
-    expert = 2 * sizes.hidden * sizes.inter * 4
-    of_expert = sizes.routed.busiest * 4 * (3 * sizes.hidden + 4 * sizes.inter)
-    return 3 * expert + sizes.tokens * sizes.hidden * 4 * 2 + of_expert
+    """In fp32: w13 of an expert, three times while it is dequantised; x and the sum; the rows of an
+    expert."""
+    w13 = 2 * sizes.hidden * sizes.inter
+    rows = sizes.routed.busiest * (3 * sizes.hidden + 4 * sizes.inter)
+    return 4 * (3 * w13 + 2 * sizes.tokens * sizes.hidden + rows)
 
 
 @implementation(
@@ -30,7 +31,7 @@ def naive_bytes(sizes: FusedMoeSizes) -> int:
     scratch=naive_bytes,
 )
 def naive(operands: FusedMoeOperands, out: torch.Tensor) -> Call:
-    """A loop over the experts that are hit. Each is dequantised in the call; all is in fp32."""
+    """A loop over the experts that are hit, in fp32. Each expert is dequantised in the call."""
     import torch
 
     o = operands
@@ -42,12 +43,12 @@ def naive(operands: FusedMoeOperands, out: torch.Tensor) -> Call:
         for expert in ids.unique().tolist():
             if not 0 <= expert < len(o.w13):  # of another rank
                 continue
-            row, place = (each.to(x.device) for each in torch.nonzero(ids == expert, as_tuple=True))
+            row, pick = torch.nonzero(ids == expert).to(x.device).unbind(1)
             w13 = dequantise_weights(o.w13[expert], o.w13_scale[expert])
             w2 = dequantise_weights(o.w2[expert], o.w2_scale[expert])
             gate, up = (x[row] @ w13.T).chunk(2, -1)
-            given = (torch.nn.functional.silu(gate) * up) @ w2.T
-            total.index_add_(0, row, given * o.topk_weights[row, place, None])
+            expert_out = (torch.nn.functional.silu(gate) * up) @ w2.T
+            total.index_add_(0, row, expert_out * o.topk_weights[row, pick, None])
         out.copy_(total)
 
     return call
@@ -61,30 +62,31 @@ def _fused_moe(
     w2: torch.Tensor,
     experts: torch.Tensor,
 ) -> torch.Tensor:
-    """The layer by grouped products over (row, expert) pairs in the order of experts, without asking the
-    host. Pairs of other ranks come after the last group; their rows hold anything and do not count.
+    """The layer by grouped products over (token, expert) pairs in the order of experts, without a wait for
+    the host. Pairs of other ranks come after the last group. Their rows are undefined, and are replaced by
+    zeros.
 
     x: bf16 [tokens, hidden]; w13, w2: bf16, as in FusedMoeOperands; experts: int32 [local], 0, 1, ...
     """
     import torch
 
     tokens, picks = ids.shape
-    key = torch.where(ids < 0, len(experts), ids).flatten()
-    key, order = key.sort(stable=True)
-    ends = torch.searchsorted(key, experts, right=True, out_int32=True)
+    group = torch.where(ids < 0, len(experts), ids).flatten()
+    sorted_groups, order = group.sort(stable=True)
+    ends = torch.searchsorted(sorted_groups, experts, right=True, out_int32=True)
     rows = x[order // picks]
     gate, up = torch._grouped_mm(rows, w13.mT, offs=ends).chunk(2, -1)
     h = torch.nn.functional.silu(gate) * up
-    given = torch._grouped_mm(h, w2.mT, offs=ends)
+    expert_out = torch._grouped_mm(h, w2.mT, offs=ends)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    given = given[place].view(tokens, picks, -1)
-    given = torch.where((ids < 0).unsqueeze(-1), 0, given)
-    return torch.bmm(weights.unsqueeze(1), given.float())[:, 0]
+    expert_out = expert_out[place].view(tokens, picks, -1)  # in the order of pairs
+    expert_out = torch.where((ids < 0).unsqueeze(-1), 0, expert_out)
+    return torch.bmm(weights.unsqueeze(1), expert_out.float())[:, 0]
 
 
-def in_bf16(operands: FusedMoeOperands) -> Pair:
-    """w13 and w2 in bf16: one copy for all calls that read the same w13, which keeps it. A copy for each,
-    with twice the bytes of the weights, took most of the time before measuring."""
+def in_bf16(operands: FusedMoeOperands) -> W13AndW2:
+    """w13 and w2 in bf16: one copy, an attribute of the w13 tensor, for all calls that read the same w13. A
+    copy for each call, of twice the bytes of the weights, took most of the time before measuring."""
     w13: Any = operands.w13
     if not hasattr(w13, "with_w2_in_bf16"):
         w13.with_w2_in_bf16 = weights_in_bf16(operands)
@@ -92,6 +94,8 @@ def in_bf16(operands: FusedMoeOperands) -> Pair:
 
 
 class GroupedMoe(Implementation):
+    """Calls of `_fused_moe` on weights in bf16."""
+
     boundaries = ("core", "with_quant")
     shared_layout = "bf16"
 
@@ -99,17 +103,18 @@ class GroupedMoe(Implementation):
         return 2 * sizes.local_experts * sizes.expert_values
 
     def scratch(self, sizes: FusedMoeSizes) -> int:
-        """For each pair a row of x, three times the expert's output in bf16 and once in fp32, gate, up and h;
-        x in fp32; the expert that is being dequantised."""
+        """For each pair a row of x and three times the expert's output in bf16, this once more in fp32, and
+        gate, up and h; x and the sums in fp32; w13 of the expert that is being dequantised."""
         tokens = min(sizes.tokens, ROWS)
-        pairs = tokens * sizes.picks * (sizes.hidden * (2 * 4 + 4) + sizes.inter * 2 * 6 + 64)
-        return pairs + tokens * sizes.hidden * 12 + 2 * sizes.hidden * sizes.inter * 8
+        of_pair = sizes.hidden * (2 * 4 + 4) + sizes.inter * 2 * 6 + 64
+        w13 = 2 * sizes.hidden * sizes.inter
+        return tokens * (sizes.picks * of_pair + sizes.hidden * 12) + w13 * 8
 
 
 def grouped(
-    operands: FusedMoeOperands, out: torch.Tensor, weights: Pair, function: Callable[..., Any]
+    operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2, function: Callable[..., Any]
 ) -> Call:
-    """Calls the function on ROWS tokens at a time."""
+    """A call of `_fused_moe`, or of what the compiler made of it, on ROWS tokens at a time."""
     o, (w13, w2) = operands, weights
     experts = torch.arange(len(w13), dtype=torch.int32, device=w13.device)
 
@@ -132,7 +137,7 @@ def grouped(
     rebinds=True,
     stationary=in_bf16,
 )
-def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
+def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """The weights are dequantised once. A call makes grouped bf16 products (torch's own kernels, W16A16)."""
     return grouped(operands, out, weights, _fused_moe)
 
@@ -145,6 +150,9 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     available=lambda platform: platform.compiler(),
     stationary=lambda operands: (in_bf16(operands), torch.compile(_fused_moe, dynamic=False)),
 )
-def compiled(operands: FusedMoeOperands, out: torch.Tensor, made: tuple[Pair, Callable[..., Any]]) -> Call:
+def compiled(
+    operands: FusedMoeOperands, out: torch.Tensor, stationary: tuple[W13AndW2, Callable[..., Any]]
+) -> Call:
     """`torch.bf16` by the compiler. It does not rebind, as it would compile for each number of tokens."""
-    return grouped(operands, out, *made)
+    weights, function = stationary
+    return grouped(operands, out, weights, function)

@@ -7,7 +7,7 @@ import os
 
 from kernels.binding import Function, Symbol
 from kernels.formats import BLOCK
-from kernels.fused_moe.layouts import Pair, weights_in_bf16
+from kernels.fused_moe.layouts import W13AndW2, weights_in_bf16
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, implementation
@@ -16,7 +16,8 @@ from kernels.vendor import VllmCpu, vllm_operator
 
 PACK = vllm_operator("convert_weight_packed", positions=1)
 FUSED = vllm_operator("fused_experts_cpu", positions=18)
-FP8, BF16 = (Symbol(f"vllm._custom_ops.CPUQuantMethod.{method}") for method in ("FP8_W8A16", "UNQUANT"))
+FP8 = Symbol("vllm._custom_ops.CPUQuantMethod.FP8_W8A16")
+BF16 = Symbol("vllm._custom_ops.CPUQuantMethod.UNQUANT")
 VEC = Function("vllm._custom_ops.cpu_fused_moe", positions=10)
 VEC_PACK = Function("vllm._custom_ops.cpu_prepack_moe_weight", positions=1, needs="isa")
 
@@ -29,7 +30,8 @@ class Moe(VllmCpu):
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Gate and up, h and the experts' outputs; for each thread 32 rows of x and unpacked weights."""
+        """Gate and up, h and the experts' outputs in bf16; for each thread 32 rows of x and 32 x 32 rows of
+        unpacked weights."""
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
         return sizes.pairs * (3 * sizes.inter + sizes.hidden) * 2 + (os.cpu_count() or 1) * per_thread
 
@@ -41,7 +43,8 @@ class MoeInBf16(Moe):
         return 2 * sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        return super().workspace(sizes) + 4 * sizes.expert_values
+        """Also, at most, an expert in bf16 before and after it is packed."""
+        return super().workspace(sizes) + 2 * 2 * sizes.expert_values
 
 
 @implementation(
@@ -55,14 +58,14 @@ class MoeInBf16(Moe):
     fits=lambda sizes: need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
     layout=lambda sizes: sizes.local_experts * sizes.expert_values,
 )
-def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
+def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """`fused_experts_cpu` (SGLang's CPU kernel), called as by CPUExpertsFp8 in vLLM's
     fused_moe/experts/cpu_moe.py: bf16 activations, FP8 weights with block scales. It is built on oneDNN's
     brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
     o = operands
-    given = (out, o.x, *weights, o.topk_weights, o.topk_ids, FP8.find(), o.w13_scale, o.w2_scale)
     no_zeros_or_biases, no_limits, is_packed = (None,) * 3, (None,) * 4, True
-    return FUSED.bind(*given, *no_zeros_or_biases, [BLOCK, BLOCK], *no_limits, is_packed)
+    scales = (o.w13_scale, o.w2_scale, *no_zeros_or_biases, [BLOCK, BLOCK], *no_limits)
+    return FUSED.bind(out, o.x, *weights, o.topk_weights, o.topk_ids, FP8.find(), *scales, is_packed)
 
 
 @implementation(
@@ -73,11 +76,11 @@ def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     onednn_isa="AVX512_CORE_BF16",
     stationary=lambda operands: weights_in_bf16(operands, lambda weights: PACK.bind(weights)()),
 )
-def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
+def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """`fused_experts_cpu` without quantisation."""
     o, no_scales_biases_or_limits, is_packed = operands, (None,) * 10, True
-    given = (out, o.x, *weights, o.topk_weights, o.topk_ids, BF16.find())
-    return FUSED.bind(*given, *no_scales_biases_or_limits, is_packed)
+    tensors = (out, o.x, *weights, o.topk_weights, o.topk_ids)
+    return FUSED.bind(*tensors, BF16.find(), *no_scales_biases_or_limits, is_packed)
 
 
 @implementation(
@@ -90,7 +93,7 @@ def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) ->
         operands, lambda weights: VEC_PACK.bind(weights, isa="vec")()
     ),
 )
-def vec(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
+def vec(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """`cpu_fused_moe`, vLLM's own grouped product, in its AVX-512 variant: CPUUnquantizedExperts."""
-    o = operands
-    return VEC.bind(out, o.x, *weights, None, None, o.topk_weights, o.topk_ids, "silu", "vec")
+    o, no_bias = operands, None
+    return VEC.bind(out, o.x, *weights, no_bias, no_bias, o.topk_weights, o.topk_ids, "silu", "vec")

@@ -1,8 +1,10 @@
-"""Triton sources that bring (row, expert) pairs into the order of experts, on the device and without atomics.
+"""Triton sources that bring (token, expert) pairs into the order of experts, on the device and without
+atomics.
 
-The pairs of an expert fill tiles of TILE slots, the last of which ends with empty slots. The pairs of an
+The pairs of an expert fill tiles of TILE slots, the last of which may end with empty slots. The pairs of an
 expert keep their order, so that every run gives the same result. Few pairs take one launch, in which each
-program counts all of them. Many take two launches, with so many segments of pairs that a device is busy.
+program counts all of them. Many take two launches, and are divided into so many segments that a device is
+busy.
 """
 
 import triton
@@ -13,15 +15,14 @@ import triton.language as tl
 def count_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [segments, experts]
-    pairs,
-    per_segment,  # pairs of a segment
-    CHUNK: tl.constexpr,
-):
+    pairs, pairs_of_segment,
+    CHUNK: tl.constexpr,  # pairs that are read at a time
+):  # fmt: skip
     """Each program counts the pairs of one expert in one segment. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)
-    end = tl.minimum(pairs, (segment + 1) * per_segment)
+    end = tl.minimum(pairs, (segment + 1) * pairs_of_segment)
     total = tl.zeros([CHUNK], tl.int32)
-    for start in range(segment * per_segment, end, CHUNK):
+    for start in range(segment * pairs_of_segment, end, CHUNK):
         at = start + tl.arange(0, CHUNK)
         total += (tl.load(ids + at, mask=at < end, other=-1) == expert).to(tl.int32)
     tl.store(counts + segment * tl.num_programs(0) + expert, tl.sum(total, 0))
@@ -33,28 +34,29 @@ def place_kernel(
     counts,  # int32 [segments, experts], if COUNTED
     slots,  # int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
     row_of,  # int32 [pairs]: the slot of each pair of this rank; or None
-    owners,  # int32 [tiles]: the expert of each tile; with row_of [rows], of each slot, -1 after the last
-    used,  # int32 [1]: the number of tiles that have an expert
-    pairs,
-    experts,
-    per_segment,  # pairs of a segment
-    rows,  # slots in all
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,  # rounded up to a power of two
-    SEGMENTS: tl.constexpr,  # rounded up too
-    COUNTED: tl.constexpr,
-):
+    owners,  # int32 [tiles]: the expert of each tile; with row_of [all_slots]: of each slot, at the end -1
+    used_tiles,  # int32 [1]: the number of tiles that have an expert
+    pairs, experts, pairs_of_segment,
+    all_slots,  # the number of slots of all tiles
+    TILE: tl.constexpr,  # slots of a tile
+    CHUNK: tl.constexpr,  # pairs or slots that are read or written at a time
+    EXPERTS: tl.constexpr,  # experts, rounded up to a power of two
+    SEGMENTS: tl.constexpr,  # segments, rounded up to a power of two
+    COUNTED: tl.constexpr,  # whether count_kernel has run; else there is one segment, counted here
+):  # fmt: skip
     """Each program writes the slots of one expert that one segment fills, and in the first segment also the
     owners of the expert's tiles. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)
-    other, part = tl.arange(0, EXPERTS), tl.arange(0, SEGMENTS)
-    before = 0
+    all_experts, all_segments = tl.arange(0, EXPERTS), tl.arange(0, SEGMENTS)
+    before = 0  # the expert's pairs in earlier segments
+    # load: the pairs of each expert
     if COUNTED:
-        there = (part < tl.num_programs(1))[:, None] & (other < experts)[None, :]
-        each = tl.load(counts + part[:, None] * experts + other[None, :], mask=there, other=0)
-        load = tl.sum(each, 0)
-        before = tl.sum(tl.where((part < segment)[:, None] & (other == expert)[None, :], each, 0))
+        exists = (all_segments < tl.num_programs(1))[:, None] & (all_experts < experts)[None, :]
+        at = counts + all_segments[:, None] * experts + all_experts[None, :]
+        count = tl.load(at, mask=exists, other=0)
+        load = tl.sum(count, 0)
+        is_before = (all_segments < segment)[:, None] & (all_experts == expert)[None, :]
+        before = tl.sum(tl.where(is_before, count, 0))
     else:
         load = tl.zeros([EXPERTS], tl.int32)
         for start in range(0, pairs, CHUNK):
@@ -62,33 +64,33 @@ def place_kernel(
             owner = tl.load(ids + at, mask=at < pairs, other=-1)
             load += tl.histogram(owner, EXPERTS, mask=owner >= 0)
     tiles = (load + TILE - 1) // TILE
-    first = tl.sum(tl.where(other < expert, tiles, 0), 0)
-    own = tl.sum(tl.where(other == expert, tiles, 0), 0)
-    tl.store(used, tl.sum(tiles, 0), mask=(expert == 0) & (segment == 0))
+    first_tile = tl.sum(tl.where(all_experts < expert, tiles, 0), 0)
+    end_tile = first_tile + tl.sum(tl.where(all_experts == expert, tiles, 0), 0)
+    tl.store(used_tiles, tl.sum(tiles, 0), mask=(expert == 0) & (segment == 0))
 
     if segment == 0:
-        OWNERS: tl.constexpr = 1 if row_of is None else TILE
-        for start in range(0, own * OWNERS, CHUNK):
+        OWNERS_OF_TILE: tl.constexpr = 1 if row_of is None else TILE
+        for start in range(first_tile * OWNERS_OF_TILE, end_tile * OWNERS_OF_TILE, CHUNK):
             at = start + tl.arange(0, CHUNK)
-            owner = tl.zeros([CHUNK], tl.int32) + expert
-            tl.store(owners + first * OWNERS + at, owner, mask=at < own * OWNERS)
+            tl.store(owners + at, tl.zeros([CHUNK], tl.int32) + expert, mask=at < end_tile * OWNERS_OF_TILE)
         if row_of is None:
             # The empty slots are fewer than a tile.
-            empty = first * TILE + tl.sum(tl.where(other == expert, load, 0), 0) + tl.arange(0, TILE)
-            tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < (first + own) * TILE)
+            pairs_of_expert = tl.sum(tl.where(all_experts == expert, load, 0), 0)
+            empty = first_tile * TILE + pairs_of_expert + tl.arange(0, TILE)
+            tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < end_tile * TILE)
         elif expert == experts - 1:
-            for start in range((first + own) * TILE, rows, CHUNK):
+            for start in range(end_tile * TILE, all_slots, CHUNK):
                 at = start + tl.arange(0, CHUNK)
-                tl.store(owners + at, tl.zeros([CHUNK], tl.int32) - 1, mask=at < rows)
+                tl.store(owners + at, tl.zeros([CHUNK], tl.int32) - 1, mask=at < all_slots)
 
-    taken = first * TILE + before
-    end = tl.minimum(pairs, (segment + 1) * per_segment)
-    for start in range(segment * per_segment, end, CHUNK):
+    next_slot = first_tile * TILE + before
+    end = tl.minimum(pairs, (segment + 1) * pairs_of_segment)
+    for start in range(segment * pairs_of_segment, end, CHUNK):
         at = start + tl.arange(0, CHUNK)
-        mine = (tl.load(ids + at, mask=at < end, other=-1) == expert).to(tl.int32)
-        slot = taken + tl.cumsum(mine, 0) - 1
+        is_own = (tl.load(ids + at, mask=at < end, other=-1) == expert).to(tl.int32)
+        slot = next_slot + tl.cumsum(is_own, 0) - 1
         if row_of is None:
-            tl.store(slots + slot, at, mask=mine > 0)
+            tl.store(slots + slot, at, mask=is_own > 0)
         else:
-            tl.store(row_of + at, slot, mask=mine > 0)
-        taken += tl.sum(mine, 0)
+            tl.store(row_of + at, slot, mask=is_own > 0)
+        next_slot += tl.sum(is_own, 0)

@@ -1,5 +1,5 @@
-"""Triton sources of the grouped MoE's products: gate and up, which may go on to h, SiLU with requantising
-where they do not, and down.
+"""Triton sources of the grouped MoE's products. The up product computes gate and up, and if FUSE also h; else
+SiLU with requantising is a kernel of its own. The down product computes the outputs of experts.
 
 A pair is a token and one of its picks, with the number token * PICKS + pick. A tile has rows of one expert:
 the pairs that align_jit placed in its slots, or one pair if not SORTED. Results are written in the order of
@@ -20,21 +20,23 @@ from kernels.fp8_jit import widen
 
 @triton.jit
 def _place(tiles, COLUMNS: tl.constexpr, group, CHIPLETS: tl.constexpr):
-    """(tile, block of columns) of a program below tiles * COLUMNS.
+    """The (tile, block of columns) of a program whose number is below tiles * COLUMNS. COLUMNS: blocks of
+    columns
 
-    `group` tiles compute a block of columns before the next one. That is as many tiles as an expert has, so
-    that they read the same weights at the same time, and the rows of a tile again soon. Programs go in turn
-    to the chiplets of AMD's GPUs, each of which has a cache: the programs of a chiplet get adjacent places.
+    A block of columns is computed for `group` tiles before the next block is. That is about as many tiles as
+    an expert has, so that programs read the same weights at the same time, and the rows of a tile again soon.
+    Programs go in turn to the chiplets of AMD's GPUs, each of which has a cache. The programs of a chiplet
+    get adjacent places in this order.
     """
-    at = tl.program_id(0)
+    place = tl.program_id(0)
     if CHIPLETS > 1:
         total = tiles * COLUMNS
-        chiplet = at % CHIPLETS
-        at = chiplet * (total // CHIPLETS) + tl.minimum(chiplet, total % CHIPLETS) + at // CHIPLETS
-    first = at // (group * COLUMNS) * group
-    in_group = tl.minimum(tiles - first, group)
-    at -= first * COLUMNS
-    return first + at % in_group, at // in_group
+        chiplet = place % CHIPLETS
+        place = chiplet * (total // CHIPLETS) + tl.minimum(chiplet, total % CHIPLETS) + place // CHIPLETS
+    first_tile = place // (group * COLUMNS) * group
+    tiles_of_group = tl.minimum(tiles - first_tile, group)
+    in_group = place - first_tile * COLUMNS
+    return first_tile + in_group % tiles_of_group, in_group // tiles_of_group
 
 
 @triton.jit
@@ -50,9 +52,10 @@ def _rows(tile, ids, slots, owners, pairs, SORTED: tl.constexpr, BLOCK_M: tl.con
 
 @triton.jit
 def _product(total, rows, weights, scale, SWAP: tl.constexpr):
-    """total + scale * rows @ weights^T. A block of 128 products is summed by itself and added in fp32,
-    because tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2). With
-    SWAP the tile is transposed, for matrix instructions of 64 rows where an expert has fewer."""
+    """total + scale * rows @ weights^T. scale: [rows]. A block of 128 products is summed by itself and added
+    in fp32, because tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section
+    3.3.2). With SWAP the tile is transposed, because matrix instructions take 64 rows, and a tile of an
+    expert may have fewer."""
     if SWAP:
         return total + tl.dot(weights, tl.trans(rows)) * scale[None, :]
     else:
@@ -61,21 +64,20 @@ def _product(total, rows, weights, scale, SWAP: tl.constexpr):
 
 @triton.jit
 def requantised(
-    gate,
-    up,  # fp32 [rows, BLOCK] both
-    LARGEST: tl.constexpr,
-    SMALLEST_SCALE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    gate,  # fp32 [BLOCK_M, BLOCK]
+    up,  # fp32 [BLOCK_M, BLOCK]
+    LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
-):
-    """silu(gate) * up divided by the scale of its row, and the scales, bit by bit as in kernels.formats."""
-    # This exponential cannot overflow.
-    small = tl.exp(-tl.abs(gate))
-    h = gate * tl.where(gate < 0, small, 1.0) / (1.0 + small) * up
+):  # fmt: skip
+    """h = silu(gate) * up divided by the scale of its row, and the scales [BLOCK_M], whose bits are those of
+    kernels.formats."""
+    # silu(gate) = gate / (1 + exp(-gate)), written with an exponential that cannot overflow.
+    exponential = tl.exp(-tl.abs(gate))
+    h = gate * tl.where(gate < 0, exponential, 1.0) / (1.0 + exponential) * up
     amax = tl.max(tl.abs(h), axis=1)
     scale = tl.maximum(tl.div_rn(amax, tl.full([BLOCK_M], LARGEST, tl.float32)), SMALLEST_SCALE)
     if POWER_OF_TWO:
+        # Any mantissa bit carries into the exponent, and the mantissa is cleared.
         scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
     return tl.div_rn(h, tl.broadcast_to(scale[:, None], [BLOCK_M, BLOCK])), scale
 
@@ -83,34 +85,28 @@ def requantised(
 @triton.jit
 def silu_kernel(
     gate_up,  # [SPLITS, pairs, 2 * INTER], bf16 or fp32
-    ids,  # int32 [pairs]; -1 on another rank, where gate_up holds anything
+    ids,  # int32 [pairs]; -1 on another rank: there the values of gate_up are undefined
     h_q,  # FP8 [pairs, INTER]; fp32 in the interpreter
     h_scale,  # fp32 [pairs, INTER / 128]
-    pairs,
-    INTER: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_SCALE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    pairs, INTER: tl.constexpr, SPLITS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """Each program computes 128 columns of h for BLOCK_M pairs. Grid: (blocks of pairs, INTER / 128)."""
     pair, block = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
-    here = tl.load(ids + pair, mask=pair < pairs, other=-1) >= 0
+    is_local = tl.load(ids + pair, mask=pair < pairs, other=-1) >= 0
     at = gate_up + pair.to(tl.int64)[:, None] * (2 * INTER) + column[None, :]
     gate = tl.zeros([BLOCK_M, BLOCK], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK], tl.float32)
-    part = tl.full([], 2 * INTER, tl.int64) * pairs
+    values_of_split = tl.full([], 2 * INTER, tl.int64) * pairs
     for _ in tl.static_range(SPLITS):
-        gate += tl.load(at, mask=here[:, None], other=0.0).to(tl.float32)
-        up += tl.load(at + INTER, mask=here[:, None], other=0.0).to(tl.float32)
-        at += part
+        gate += tl.load(at, mask=is_local[:, None], other=0.0).to(tl.float32)
+        up += tl.load(at + INTER, mask=is_local[:, None], other=0.0).to(tl.float32)
+        at += values_of_split
     quotient, scale = requantised(gate, up, LARGEST, SMALLEST_SCALE, POWER_OF_TWO, BLOCK_M, BLOCK)
-    tl.store(h_scale + pair * (INTER // BLOCK) + block, scale, mask=here)
+    tl.store(h_scale + pair * (INTER // BLOCK) + block, scale, mask=is_local)
     at = h_q + pair.to(tl.int64)[:, None] * INTER + column[None, :]
-    tl.store(at, quotient.to(h_q.dtype.element_ty), mask=here[:, None])
+    tl.store(at, quotient.to(h_q.dtype.element_ty), mask=is_local[:, None])
 
 
 @triton.jit
@@ -122,38 +118,35 @@ def up_kernel(
     ids,  # int32 [pairs]
     slots,  # int32 [tiles * BLOCK_M], if SORTED
     owners,  # int32 [tiles], if SORTED
-    used,  # int32 [1], if SORTED
+    used_tiles,  # int32 [1], if SORTED
     gate_up,  # [splits, pairs, 2 * INTER], if not FUSE: bf16, or fp32 for several splits
     h_q,  # FP8 [pairs, INTER], if FUSE; fp32 in the interpreter, whose conversion to FP8 truncates
     h_scale,  # fp32 [pairs, INTER / 128], if FUSE
     pairs,
     group,  # tiles of a group, see _place
-    per_split,  # blocks of K; every split has at least one
-    HIDDEN: tl.constexpr,
-    INTER: tl.constexpr,
-    PICKS: tl.constexpr,
+    per_split,  # blocks of K of a split; the last split may have fewer, but at least one
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, PICKS: tl.constexpr,
     LARGEST: tl.constexpr,  # the largest finite value of the FP8 format
     SMALLEST_SCALE: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,  # whether scales of h are rounded up to powers of two
-    BLOCK: tl.constexpr,  # of scales: 128
-    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,  # values that share a scale: 128
+    BLOCK_M: tl.constexpr,  # rows of a tile
     BLOCK_N: tl.constexpr,  # divides 128, and is 128 if FUSE
     SORTED: tl.constexpr,
-    FUSE: tl.constexpr,  # a program computes both gate and up, and goes on to h
-    SWAP: tl.constexpr,
-    CHIPLETS: tl.constexpr,
+    FUSE: tl.constexpr,  # whether a program computes the same columns of gate and of up, and h from them
+    SWAP: tl.constexpr, CHIPLETS: tl.constexpr,
     PRODUCT: tl.constexpr,  # the type that tl.dot takes: FP8, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
-):
-    """Each program computes BLOCK_N columns of gate and up together, or if FUSE of each, for one tile over
-    one split of K. Grid: (tiles * blocks of columns, splits). Tiles without an expert come last and do
-    nothing."""
+):  # fmt: skip
+    """Each program computes, for one tile over one split of K, BLOCK_N of the 2 * INTER columns of gate and
+    up; or if FUSE BLOCK_N columns of gate and the same of up. Grid: (tiles * blocks of columns, splits). The
+    programs of tiles without an expert, which come last, do nothing."""
     STEPS: tl.constexpr = HIDDEN // BLOCK
     BLOCKS: tl.constexpr = INTER // BLOCK
     COLUMNS: tl.constexpr = (INTER if FUSE else 2 * INTER) // BLOCK_N
     tiles = pairs
     if SORTED:
-        tiles = tl.load(used)
+        tiles = tl.load(used_tiles)
     if tl.program_id(0) >= tiles * COLUMNS:
         return
     tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
@@ -168,7 +161,8 @@ def up_kernel(
     w_at = w13 + expert * (2 * INTER * HIDDEN) + (column[:, None] * HIDDEN + k[None, :])
     w_scale = w13_scale + (expert * (2 * BLOCKS) + column_block * BLOCK_N // BLOCK) * STEPS
 
-    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    # gate: if not FUSE, columns of gate or of up
+    gate = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     split = tl.program_id(1)
     first = split * per_split
@@ -179,7 +173,7 @@ def up_kernel(
     for step in range(first, tl.minimum(first + per_split, STEPS)):
         x = widen(tl.load(x_at + step * BLOCK, mask=row_ok[:, None], other=0.0), PRODUCT, FNUZ_BITS)
         w = widen(tl.load(w_at + step * BLOCK), PRODUCT, FNUZ_BITS)
-        total = _product(total, x, w, row_scale * gate_scale, SWAP)
+        gate = _product(gate, x, w, row_scale * gate_scale, SWAP)
         if FUSE:
             w = widen(tl.load(w_at + (INTER * HIDDEN + step * BLOCK)), PRODUCT, FNUZ_BITS)
             up = _product(up, x, w, row_scale * up_scale, SWAP)
@@ -188,15 +182,15 @@ def up_kernel(
         gate_scale = tl.load(w_scale + tl.minimum(step + 1, STEPS - 1))
 
     if SWAP:
-        total, up = tl.trans(total), tl.trans(up)
+        gate, up = tl.trans(gate), tl.trans(up)
     if FUSE:
-        quotient, scale = requantised(total, up, LARGEST, SMALLEST_SCALE, POWER_OF_TWO, BLOCK_M, BLOCK)
+        quotient, scale = requantised(gate, up, LARGEST, SMALLEST_SCALE, POWER_OF_TWO, BLOCK_M, BLOCK)
         tl.store(h_scale + pair * BLOCKS + column_block, scale, mask=row_ok)
         at = h_q + pair.to(tl.int64)[:, None] * INTER + column[None, :]
         tl.store(at, quotient.to(h_q.dtype.element_ty), mask=row_ok[:, None])
     else:
         at = (split.to(tl.int64) * pairs + pair)[:, None] * (2 * INTER) + column[None, :]
-        tl.store(gate_up + at, total.to(gate_up.dtype.element_ty), mask=row_ok[:, None])
+        tl.store(gate_up + at, gate.to(gate_up.dtype.element_ty), mask=row_ok[:, None])
 
 
 @triton.jit
@@ -208,27 +202,21 @@ def down_kernel(
     ids,  # int32 [pairs]
     slots,  # int32 [tiles * BLOCK_M], if SORTED
     owners,  # int32 [tiles], if SORTED
-    used,  # int32 [1], if SORTED
-    given,  # bf16 [pairs, HIDDEN]: the output of each pair's expert; fp32 in the interpreter
+    used_tiles,  # int32 [1], if SORTED
+    expert_out,  # bf16 [pairs, HIDDEN]; fp32 in the interpreter
     pairs,
-    group,
-    HIDDEN: tl.constexpr,
-    INTER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    group,  # tiles of a group, see _place
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides HIDDEN
-    SORTED: tl.constexpr,
-    SWAP: tl.constexpr,
-    CHIPLETS: tl.constexpr,
-    PRODUCT: tl.constexpr,
+    SORTED: tl.constexpr, SWAP: tl.constexpr, CHIPLETS: tl.constexpr, PRODUCT: tl.constexpr,
     FNUZ_BITS: tl.constexpr,
-):
+):  # fmt: skip
     """Each program computes BLOCK_N columns of one tile. Grid: (tiles * blocks of columns,)."""
     STEPS: tl.constexpr = INTER // BLOCK
     COLUMNS: tl.constexpr = HIDDEN // BLOCK_N
     tiles = pairs
     if SORTED:
-        tiles = tl.load(used)
+        tiles = tl.load(used_tiles)
     if tl.program_id(0) >= tiles * COLUMNS:
         return
     tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
@@ -241,43 +229,39 @@ def down_kernel(
     w_at = w2 + expert * (HIDDEN * INTER) + (column[:, None] * INTER + k[None, :])
     w_scale = w2_scale + expert * (HIDDEN // BLOCK * STEPS)
     # In the interpreter a program has columns of several scales, because the time depends on the number of
-    # programs.
-    SCALED: tl.constexpr = BLOCK_N <= BLOCK
-    w_scale += (column_block * BLOCK_N if SCALED else column) // BLOCK * STEPS
+    # programs. w_scale then points to a scale for each column.
+    ONE_SCALE: tl.constexpr = BLOCK_N <= BLOCK
+    w_scale += (column_block * BLOCK_N if ONE_SCALE else column) // BLOCK * STEPS
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     row_scale = tl.load(h_scale + row * STEPS, mask=row_ok, other=0.0)
     scale = tl.load(w_scale)
     for step in range(STEPS):
         h = widen(tl.load(h_at + step * BLOCK, mask=row_ok[:, None], other=0.0), PRODUCT, FNUZ_BITS)
         w = widen(tl.load(w_at + step * BLOCK), PRODUCT, FNUZ_BITS)
-        if SCALED:
+        if ONE_SCALE:
             total = _product(total, h, w, row_scale * scale, SWAP)
         else:
-            part = _product(tl.zeros_like(total), h, w, row_scale, SWAP)
-            total += part * (scale[:, None] if SWAP else scale[None, :])
+            of_step = _product(tl.zeros_like(total), h, w, row_scale, SWAP)
+            total += of_step * (scale[:, None] if SWAP else scale[None, :])
         row_scale = tl.load(h_scale + row * STEPS + tl.minimum(step + 1, STEPS - 1), mask=row_ok, other=0.0)
         scale = tl.load(w_scale + tl.minimum(step + 1, STEPS - 1))
     if SWAP:
         total = tl.trans(total)
-    at = given + row[:, None] * HIDDEN + column[None, :]
-    tl.store(at, total.to(given.dtype.element_ty), mask=row_ok[:, None])
+    at = expert_out + row[:, None] * HIDDEN + column[None, :]
+    tl.store(at, total.to(expert_out.dtype.element_ty), mask=row_ok[:, None])
 
 
 @triton.jit
-def _weighted(
-    i,  # pick * STEPS + step
-    token,
-    ids,
-    weights,
-    h_scale,
-    w_scale,  # of the block of columns in the first expert
+def _weighted_scale(
+    pick_and_step,  # pick * STEPS + step
+    token, ids, weights, h_scale,
+    w_scale,  # the scales of the block of columns in the first expert
     BLOCKS: tl.constexpr,  # blocks of columns of an expert
-    STEPS: tl.constexpr,
-    PICKS: tl.constexpr,
-):
-    """The scale of a step's product: that of h times that of the expert's weights times the pick's weight; 0
-    for an expert on another rank."""
-    pair, step = token * PICKS + i // STEPS, i % STEPS
+    STEPS: tl.constexpr, PICKS: tl.constexpr,
+):  # fmt: skip
+    """The factor of a step's product: the scale of h times that of the expert's weights times the weight of
+    the pick; 0 for an expert on another rank."""
+    pair, step = token * PICKS + pick_and_step // STEPS, pick_and_step % STEPS
     expert = tl.load(ids + pair).to(tl.int64)
     scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)
     return scale * tl.load(w_scale + expert * (BLOCKS * STEPS) + step, mask=expert >= 0, other=0.0)
@@ -292,35 +276,31 @@ def down_by_token_kernel(
     ids,  # int32 [pairs]
     weights,  # fp32 [pairs]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
-    HIDDEN: tl.constexpr,
-    INTER: tl.constexpr,
-    PICKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # rows of the product, of which only the first is used
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, PICKS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of the product, as tl.dot needs them; only the first is used
     BLOCK_N: tl.constexpr,  # divides 128
-    SWAP: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    FNUZ_BITS: tl.constexpr,
-):
+    SWAP: tl.constexpr, PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr,
+):  # fmt: skip
     """Each program computes BLOCK_N columns of one token, one pick after the other. Grid: (HIDDEN / BLOCK_N,
-    tokens). It is for few tokens, which share no experts. For picks on other ranks nothing is read."""
+    tokens). It is for few tokens, which share no experts. No weights are read for picks on other ranks."""
     STEPS: tl.constexpr = INTER // BLOCK
     block, token = tl.program_id(0), tl.program_id(1)
     column, k, row = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK), tl.arange(0, BLOCK_M)
     w_at = column[:, None] * INTER + k[None, :]
     block_scales = w2_scale + block * BLOCK_N // BLOCK * STEPS
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
-    scale = _weighted(0, token, ids, weights, h_scale, block_scales, HIDDEN // BLOCK, STEPS, PICKS)
+    BLOCKS: tl.constexpr = HIDDEN // BLOCK
+    scale = _weighted_scale(0, token, ids, weights, h_scale, block_scales, BLOCKS, STEPS, PICKS)
     for i in range(PICKS * STEPS):
         pair, step = token * PICKS + i // STEPS, i % STEPS
         expert = tl.load(ids + pair).to(tl.int64)
-        here = expert >= 0
+        is_local = expert >= 0
         h_at = h_q + pair * INTER + step * BLOCK + row[:, None] * 0 + k[None, :]
-        h = widen(tl.load(h_at, mask=(row == 0)[:, None] & here, other=0.0), PRODUCT, FNUZ_BITS)
-        w = tl.load(w2 + expert * (HIDDEN * INTER) + step * BLOCK + w_at, mask=here, other=0.0)
+        h = widen(tl.load(h_at, mask=(row == 0)[:, None] & is_local, other=0.0), PRODUCT, FNUZ_BITS)
+        w = tl.load(w2 + expert * (HIDDEN * INTER) + step * BLOCK + w_at, mask=is_local, other=0.0)
         rows_scale = tl.zeros([BLOCK_M], tl.float32) + scale
         total = _product(total, h, widen(w, PRODUCT, FNUZ_BITS), rows_scale, SWAP)
         ahead = tl.minimum(i + 1, PICKS * STEPS - 1)
-        scale = _weighted(ahead, token, ids, weights, h_scale, block_scales, HIDDEN // BLOCK, STEPS, PICKS)
+        scale = _weighted_scale(ahead, token, ids, weights, h_scale, block_scales, BLOCKS, STEPS, PICKS)
     value = tl.sum(total, 1 if SWAP else 0)  # of the first row; the others are zeros
     tl.store(out + token * HIDDEN + column, value.to(out.dtype.element_ty))

@@ -19,19 +19,18 @@ def masked_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [experts], written here
     row_of,  # int32 [pairs]
-    pairs,
-    CAPACITY: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Each program places the rows of one expert. Grid: (experts,)."""
+    pairs, CAPACITY: tl.constexpr,
+    CHUNK: tl.constexpr,  # pairs that are read at a time
+):  # fmt: skip
+    """Each program numbers the rows of one expert in the masked layout. Grid: (experts,)."""
     expert = tl.program_id(0)
-    taken = expert * 0
+    count = expert * 0  # a tensor, as the loop needs it
     for start in range(0, pairs, CHUNK):
         at = start + tl.arange(0, CHUNK)
-        mine = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
-        tl.store(row_of + at, expert * CAPACITY + taken + tl.cumsum(mine, 0) - 1, mask=mine > 0)
-        taken += tl.sum(mine, 0)
-    tl.store(counts + expert, taken)
+        is_own = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+        tl.store(row_of + at, expert * CAPACITY + count + tl.cumsum(is_own, 0) - 1, mask=is_own > 0)
+        count += tl.sum(is_own, 0)
+    tl.store(counts + expert, count)
 
 
 @triton.jit
@@ -41,15 +40,12 @@ def gather_kernel(
     ids,  # int32 [pairs]
     row_of,  # int32 [pairs]
     a,  # bytes [rows, HIDDEN]
-    a_scale,  # as above
-    PICKS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK: tl.constexpr,  # of scales: 128
+    a_scale,  # scales as the module says
+    PICKS: tl.constexpr, HIDDEN: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,  # values that share a scale: 128
     BLOCK_D: tl.constexpr,  # HIDDEN, rounded up to a power of two
     WORDS: tl.constexpr,  # words of a row's scales, rounded up to a power of two
-):
+):  # fmt: skip
     """Each program writes the row of one pair. Grid: (pairs,)."""
     pair = tl.program_id(0)
     if tl.load(ids + pair) < 0:
@@ -70,15 +66,13 @@ def silu_kernel(
     ids,  # int32 [pairs]
     row_of,  # int32 [pairs]
     h_q,  # FP8 [rows, INTER]; fp32 in the interpreter, whose conversion to FP8 truncates
-    h_scale,  # as above
-    INTER: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    PACKED: tl.constexpr,
+    h_scale,  # scales as the module says
+    INTER: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to powers of two
     LARGEST: tl.constexpr,  # the largest finite value of the FP8 format
     SMALLEST_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr,  # of scales: 128
-):
+    BLOCK: tl.constexpr,  # values that share a scale: 128
+):  # fmt: skip
     """Each program computes four blocks of the row of one pair. Grid: (pairs, ceil(INTER / 512))."""
     pair, word = tl.program_id(0), tl.program_id(1)
     if tl.load(ids + pair) < 0:
@@ -99,7 +93,8 @@ def silu_kernel(
 def _store_scales(
     scales, scale, block, row, BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr
 ):
-    """Stores the scales [words, 4] of blocks [words, 4] of a row, MN-major in the row's group."""
+    """Stores the scales of a row, MN-major in the row's group. scale, block: [words, 4], the scales and the
+    numbers of their blocks; BLOCKS: the blocks of a row"""
     WORDS: tl.constexpr = (BLOCKS + 3) // 4 if PACKED else BLOCKS
     at = scales + row // CAPACITY * (CAPACITY * WORDS) + row % CAPACITY
     if PACKED:
@@ -113,26 +108,25 @@ def _store_scales(
 
 @triton.jit
 def combine_kernel(
-    given,  # bf16 [rows, HIDDEN]; holds anything for a pair on another rank
+    expert_out,  # bf16 [rows, HIDDEN]; its values for a pair on another rank are undefined
     ids,  # int32 [tokens, PICKS]
     row_of,  # int32 [tokens, PICKS]; None where the row is the number of the pair
     weights,  # fp32 [tokens, PICKS]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
-    HIDDEN: tl.constexpr,
-    PICKS: tl.constexpr,
-    PICKS_PADDED: tl.constexpr,
+    HIDDEN: tl.constexpr, PICKS: tl.constexpr,
+    PICKS_PADDED: tl.constexpr,  # PICKS, rounded up to a power of two
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Each program computes BLOCK_D columns of one token. Picks are added in a tree of fixed shape, so that
     equal inputs give equal bits. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     pick = tl.arange(0, PICKS_PADDED)
-    here = tl.load(ids + token * PICKS + pick, mask=pick < PICKS, other=-1) >= 0
+    is_local = tl.load(ids + token * PICKS + pick, mask=pick < PICKS, other=-1) >= 0
     row = token * PICKS + pick
     if row_of is not None:
-        row = tl.load(row_of + row, mask=here, other=0).to(tl.int64)
-    weight = tl.load(weights + token * PICKS + pick, mask=here, other=0.0)
-    at = given + row[:, None] * HIDDEN + column[None, :]
-    value = tl.load(at, mask=here[:, None] & (column < HIDDEN)[None, :], other=0.0).to(tl.float32)
+        row = tl.load(row_of + row, mask=is_local, other=0).to(tl.int64)
+    weight = tl.load(weights + token * PICKS + pick, mask=is_local, other=0.0)
+    at = expert_out + row[:, None] * HIDDEN + column[None, :]
+    value = tl.load(at, mask=is_local[:, None] & (column < HIDDEN)[None, :], other=0.0).to(tl.float32)
     tl.store(out + token * HIDDEN + column, tl.sum(value * weight[:, None], 0), mask=column < HIDDEN)

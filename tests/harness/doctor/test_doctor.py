@@ -99,6 +99,8 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
     texts = (doctor_text(known), doctor_text(known | broken), doctor_text(known | alone))
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
     snapshot(Path(__file__).parent / "snapshots" / "doctor.txt", "\n\n=====\n\n".join(texts) + "\n")
+    monkeypatch.setattr("harness.report.doctor_text.line_width", lambda: 70)  # of a narrow terminal
+    assert 60 < max(map(len, doctor_text(known).splitlines())) <= 70
 
 
 class Steady:

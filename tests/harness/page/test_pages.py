@@ -64,7 +64,9 @@ def measured(folder: Path) -> Page:
 def two_runs(folder: Path) -> Page:
     """Of one name, and nobody knows whether their sources differ; and of the same commit."""
     of = [case(8), case(1)]
-    old, new = ([r for one in of for r in ranked(one, THREE | {"vllm.vec": us})] for us in (150.0, 300.0))
+    old, new = (
+        [r for planned in of for r in ranked(planned, THREE | {"vllm.vec": us})] for us in (150.0, 300.0)
+    )
     earlier = {"created": "2026-11-23T00:00:00Z"}
     return page_of(
         write(folder / "a/run", old, of), write(folder / "b/run", new, of, **earlier), COMMITTED / "compare"
@@ -75,11 +77,13 @@ def gemm(folder: Path) -> Page:
     """Out of order, by sizes that do not go with the load, one of them 0; slower by rounds."""
     of = [replace(case(op="block_scale_gemm", n=n, k=k), weight=weight)
           for n, k, weight in ((4, 0, 0.2), (1, 8, 0.3), (1, 0, 0.4), (2, 0, 0.1))]  # fmt: skip
-    records = [r for one in of for r in ranked(one, {"torch.bf16": 99_999.5, "x.y": 1234.56}, "slower")]
+    records = [
+        r for planned in of for r in ranked(planned, {"torch.bf16": 99_999.5, "x.y": 1234.56}, "slower")
+    ]
     records += [cell(of[0], "x.z", 1e4, 1e4), finished(of[0])]
-    told = {"settings": {"plain": {"A": "", "B": None}}, "busy": ["a compiler runs"]}
+    facts = {"settings": {"plain": {"A": "", "B": None}}, "busy": ["a compiler runs"]}
     return page_of(
-        write(folder / "run", records, of, **told), write(folder / "nothing finished", [], [case()])
+        write(folder / "run", records, of, **facts), write(folder / "nothing finished", [], [case()])
     )
 
 
@@ -91,8 +95,8 @@ def settings(folder: Path) -> Page:
         facts = {} if us else {"status": "error", "reason": "out of luck"}
         both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, setting="A=1", **facts)
         records += [*both, *([verdict(both[1], both[0], "unclear", half=2.0)] if us else []), finished(of)]
-    told = {"settings": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
-    return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **told))
+    facts = {"settings": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
+    return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **facts))
 
 
 def replay(folder: Path) -> Page:

@@ -12,21 +12,21 @@ from tests.support.written_runs import a_cell
 
 
 def cell(**facts: Any) -> Cell:
-    told = {
+    defaults = {
         "op": "fused_moe", "case": "fused_moe tokens=64 routing=zipf:0.8 core", "impl": "aiter.moe",
         "platform": "rocm", "arch": "gfx942", "launch": "graph", "cache": "serving", "status": "wrong",
         "reason": "3 of 64 rows are off",
     }  # fmt: skip
-    return a_cell(**told | facts)
+    return a_cell(**defaults | facts)
 
 
 def run(**facts: Any) -> Any:
-    told = {"settings": {"plain": {}}, "trees": {}, "seed": 0, "threads": 8, "command": []} | facts
-    return SimpleNamespace(**told)
+    attributes = {"settings": {"plain": {}}, "trees": {}, "seed": 0, "threads": 8, "command": []} | facts
+    return SimpleNamespace(**attributes)
 
 
-def commands(*cells: Cell, **of_run: Any) -> list[str]:
-    return [text for _, text in reproductions(cells, run(**of_run))]
+def commands(*cells: Cell, **run_facts: Any) -> list[str]:
+    return [text for _, text in reproductions(cells, run(**run_facts))]
 
 
 REASON = "at tokens=37 experts=16 routing=zipf:0.8: 3 of 37 rows are off, in token 3: all zero"
@@ -53,11 +53,11 @@ ROWS: dict[str, tuple[dict, dict]] = {
 
 def test_what_is_not_the_rule_is_said(snapshot):
     lines = []
-    for name, (facts, of_run) in ROWS.items():
-        found = commands(cell(**facts), **of_run)
+    for name, (facts, run_facts) in ROWS.items():
+        found = commands(cell(**facts), **run_facts)
         for text in found:
-            said = shlex.split(text)
-            context = cli.get_command(None, "check").make_context("check", said[said.index("check") + 1 :])
+            words = shlex.split(text)
+            context = cli.get_command(None, "check").make_context("check", words[words.index("check") + 1 :])
             assert context.params["impl"] == "aiter.moe"
         lines += [f"=== {name}", *found]
     snapshot(Path(__file__).parent / "snapshots" / "reproduce.txt", "\n".join(lines) + "\n")

@@ -16,9 +16,11 @@ WEIGHTS = (0.5, 0.3, 0.2)
 CASES = [replace(case(4**i), place="deepseek-r1", weight=weight) for i, weight in enumerate(WEIGHTS)]
 
 
-def said(records: Sequence[Sequence[Record]], cases: Sequence[Case] = CASES, **run: object) -> list[str]:
-    told = a_run([planned(of) for of in cases], **run)
-    return summary([CaseResult.of(of) for of in records], told)
+def summary_of(
+    records: Sequence[Sequence[Record]], cases: Sequence[Case] = CASES, **run: object
+) -> list[str]:
+    planned_run = a_run([planned(of) for of in cases], **run)
+    return summary([CaseResult.of(of) for of in records], planned_run)
 
 
 def measured(*times: Mapping[str, float], word: str = "faster") -> list[list[Record]]:
@@ -37,13 +39,13 @@ def scattered(of: Case, impl: str, us: float) -> Cell:
 
 def test_wins_are_counted_and_totals_are_weighted():
     """vllm.vec, what vLLM runs on such a CPU, takes 0.5 x 150 + 0.3 x 120 + 0.2 x 90 = 129."""
-    assert said(measured(FIRST, SECOND, THIRD)) == [
+    assert summary_of(measured(FIRST, SECOND, THIRD)) == [
         "fastest in 2 of 3 cases: vllm.amx; in 1: vllm.vec; "
         "weighted by the suite vllm.amx takes the least time, 1.290x vLLM's default vllm.vec (1.289 to 1.291)"
     ]
     alike = [replace(of, weight=0.125) for of in CASES]
     everywhere = [ranked(of, {SDPA: 400.0, **FIRST}) for of in alike]
-    assert said(everywhere, alike) == [
+    assert summary_of(everywhere, alike) == [
         "fastest in 3 of 3 cases: vllm.amx; "
         "all cases together 1.500x vLLM's default vllm.vec (1.500 to 1.500)"
     ]
@@ -51,7 +53,7 @@ def test_wins_are_counted_and_totals_are_weighted():
 
 def test_the_row_with_most_wins_need_not_take_the_least_time():
     slow = {AMX: 900.0, VEC: 100.0}
-    assert said(measured(FIRST, SECOND, slow)) == [
+    assert summary_of(measured(FIRST, SECOND, slow)) == [
         "fastest in 2 of 3 cases: vllm.amx; in 1: vllm.vec; "
         "weighted by the suite vllm.vec takes the least time, 1.985x vllm.amx (1.972 to 1.997); "
         "it is vLLM's default"
@@ -64,7 +66,7 @@ def test_the_least_time_is_claimed_only_where_the_intervals_prove_it():
     for of in CASES:
         *cells, done = ranked(of, {SDPA: 400.0, AMX: 100.0, VEC: 150.0}, "unclear")
         rows.append([scattered(of, "x.near", 100.5), *cells, done])
-    assert said(rows)[0].endswith(
+    assert summary_of(rows)[0].endswith(
         "; weighted by the suite vllm.amx, not clearly the fastest, "
         "1.500x vLLM's default vllm.vec (1.500 to 1.500)"
     )
@@ -72,7 +74,7 @@ def test_the_least_time_is_claimed_only_where_the_intervals_prove_it():
 
 def test_a_baseline_that_is_the_best_is_compared_with_the_second():
     rows = [ranked(of, {SDPA: 100.0, "x.a": 120.0, "x.b": 300.0}) for of in CASES]
-    assert said(rows) == [
+    assert summary_of(rows) == [
         "fastest in 3 of 3 cases: torch.sdpa; weighted by the suite 1.200x x.a (1.200 to 1.200)"
     ]
 
@@ -81,11 +83,11 @@ def test_only_a_clear_verdict_is_a_win():
     unclear, same, faster = (
         measured(FIRST, FIRST, FIRST, word=word) for word in ("unclear", "same", "faster")
     )
-    assert said([unclear[0], same[1], faster[2]])[0].startswith(
+    assert summary_of([unclear[0], same[1], faster[2]])[0].startswith(
         "fastest in 1 of 3 cases: vllm.amx; indistinguishable in 1; two are the same in 1; "
         "weighted by the suite vllm.amx 1.500x vLLM's default vllm.vec"
     )
-    assert said(unclear)[0].startswith(
+    assert summary_of(unclear)[0].startswith(
         "no row is clearly the fastest in 3 cases; indistinguishable in 3; weighted by the suite "
         "vllm.amx takes the least time, 1.500x vLLM's default vllm.vec"
     )
@@ -96,7 +98,7 @@ def test_a_case_without_an_answer_is_not_called_indistinguishable():
     apart = [r for r in apart if not (isinstance(r, Verdict) and r.about == "runner-up")]
     (second,) = (r for r in apart if isinstance(r, Cell) and r.impl == VEC)
     second.samples.block = [block + 6 for block in second.samples.block]
-    assert said([slower, apart], CASES[:2])[0].startswith(
+    assert summary_of([slower, apart], CASES[:2])[0].startswith(
         "no row is clearly the fastest in 2 cases; the first is slower round by round in 1; "
         "not compared in 1; weighted by the suite vllm.amx, not clearly the fastest, "
     )
@@ -119,7 +121,7 @@ def test_rows_as_good_as_the_best_are_named_where_the_noise_allows_it(factor, ne
     for of in CASES:
         *records, done = ranked(of, {SDPA: 200.0, AMX: 100.0, "x.near": 101.5, "x.far": 103.0})
         rows.append(disturbed([*records, scattered(of, "x.scattered", 101.5), done], factor))
-    sentence = said(rows)[0]
+    sentence = summary_of(rows)[0]
     assert sentence.partition("torch.sdpa")[2].partition(")")[2].removeprefix(", too noisy") == near
 
 
@@ -138,7 +140,7 @@ def test_the_noise_is_that_of_the_group_which_measured_both_rows():
             seconds=2 * quiet.samples.seconds,
         )
         rows.append([base, early, best, default, quiet, noisy, finished(of)])
-    assert said(rows)[0].endswith(
+    assert summary_of(rows)[0].endswith(
         "indistinguishable from vLLM's default vllm.vec (1.100x to 1.100x), too noisy"
     )
 
@@ -146,7 +148,7 @@ def test_the_noise_is_that_of_the_group_which_measured_both_rows():
 def test_a_case_without_a_baseline_is_not_free_of_noise():
     rows = measured(FIRST, FIRST)
     rows[0] = [r for r in rows[0] if not isinstance(r, Verdict)]
-    assert "vllm.amx indistinguishable from vLLM's default" in said(rows, CASES[:2])[0]
+    assert "vllm.amx indistinguishable from vLLM's default" in summary_of(rows, CASES[:2])[0]
 
 
 def test_what_is_missing_is_counted():
@@ -155,7 +157,7 @@ def test_what_is_missing_is_counted():
     none = [cell(cases[3], AMX, None), finished(cases[3])]
     alone = [cell(CASES[2], AMX, 100.0, 1.0), verdict(*[cell(CASES[2], AMX, 100.0)] * 2, "same", "A/A")]
     rows = [*measured(FIRST, {AMX: 100.0}), [*alone, finished(CASES[2])], none]
-    assert said(rows, cases) == [
+    assert summary_of(rows, cases) == [
         "fastest in 2 of 4 cases: vllm.amx; one row alone in 1; no row has a time in 1; "
         "weighted by the suite (3 of 4 cases, 67 % of their weight) "
         "vllm.amx 1.500x vLLM's default vllm.vec (1.500 to 1.500) in 1 of 3; 1 more not measured"
@@ -171,7 +173,7 @@ def test_noise_counts_as_much_as_its_case(weight, expected):
     cases = [replace(of, weight=w) for of, w in zip(CASES, (weight, 1 - weight), strict=False)]
     rows = [ranked(of, {SDPA: 400.0, AMX: 100.0, VEC: 110.0}) for of in cases]
     rows[0] = disturbed(rows[0], 1.2)
-    assert said(rows, cases)[0].endswith(expected)
+    assert summary_of(rows, cases)[0].endswith(expected)
 
 
 def test_rows_that_differ_by_case_share_an_engine_s_default():
@@ -187,7 +189,7 @@ def test_rows_that_differ_by_case_share_an_engine_s_default():
         ]
         for of in (ranked(case, {"torch.naive": 900.0, **rows}) for case in cases)
     ]
-    assert said(records, cases)[0] == (
+    assert summary_of(records, cases)[0] == (
         "fastest in 2 of 2 cases: torch.bf16; all cases together 3.000x vLLM's default flashinfer.sm90, "
         "deepgemm@vllm (2.994 to 3.006)"
     )
@@ -195,13 +197,13 @@ def test_rows_that_differ_by_case_share_an_engine_s_default():
 
 def test_a_race_has_no_summary():
     """Its rows are other configurations in each case."""
-    assert said(measured(FIRST, FIRST), race={"keep": 8, "folder": "."}) == []
+    assert summary_of(measured(FIRST, FIRST), race={"keep": 8, "folder": "."}) == []
 
 
 def test_each_boundary_and_launch_mode_has_a_sentence():
     wide = [replace(of, boundary="with_quant") for of in CASES[:2]]
     boundaries = [*measured(FIRST, SECOND), *(ranked(of, {SDPA: 100.0, AMX: 50.0}) for of in wide)]
-    assert [line.partition(";")[0] for line in said(boundaries, [*CASES[:2], *wide])] == [
+    assert [line.partition(";")[0] for line in summary_of(boundaries, [*CASES[:2], *wide])] == [
         "core: fastest in 2 of 2 cases: vllm.amx", "with_quant: fastest in 2 of 2 cases: vllm.amx"
     ]  # fmt: skip
     modes = [
@@ -212,7 +214,7 @@ def test_each_boundary_and_launch_mode_has_a_sentence():
         ]
         for of in CASES[:2]
     ]
-    graph, eager = said(modes, CASES[:2], launches=["graph", "eager"])
+    graph, eager = summary_of(modes, CASES[:2], launches=["graph", "eager"])
     assert graph.startswith(
         "graph: fastest in 2 of 2 cases: vllm.amx; weighted by the suite 2.000x torch.sdpa"
     )
@@ -230,7 +232,7 @@ def test_each_boundary_and_launch_mode_has_a_sentence():
       "20 % of this machine's limit"]),
 ])  # fmt: skip
 def test_one_case_has_its_headline_alone(rows, expected):
-    assert said(rows) == expected
-    assert said(measured(FIRST), CASES[:1]) == [], "nothing more is to be said"
+    assert summary_of(rows) == expected
+    assert summary_of(measured(FIRST), CASES[:1]) == [], "nothing more is to be said"
     wide = replace(CASES[1], boundary="with_quant")
-    assert said(measured(FIRST), [CASES[0], wide])[1:] == ["with_quant: 1 not measured"]
+    assert summary_of(measured(FIRST), [CASES[0], wide])[1:] == ["with_quant: 1 not measured"]

@@ -5,7 +5,7 @@ import pytest
 from harness.report import text
 
 
-@pytest.mark.parametrize(("function", "values", "wanted"), [
+@pytest.mark.parametrize(("function", "arguments", "expected"), [
     (text.microseconds, (None,), ""),
     (text.microseconds, (0.5,), "0.5 us"),
     (text.microseconds, (312.44,), "312.4 us"),
@@ -14,19 +14,20 @@ from harness.report import text
     # The digits that are known, by half an interval.
     *((text.decimals, (half,), n) for half, n in ((40, 0), (6, 0), (3, 0), (2.4, 1), (1.15, 1))),
     *((text.decimals, (half,), n) for half, n in ((0.645, 1), (0.09, 2), (0.021, 3), (0.0, 3))),
-    (text.uncertain, (33.41, 32.21, 34.61), ("33.4", "± 1.2")),
-    (text.uncertain, (163.1, 154, 172), ("163", "± 9")),
-    (text.uncertain, (334.7, 154.2, 726.6), ("335", "(154 to 727)")),
-    (text.uncertain, (0.4, 0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
-    (text.uncertain, (12.3456, None, None), ("12.35", "")),
-    (text.uncertain_ratio, (None, None, None), ("?", "")),
-    (text.uncertain_ratio, (1.2345, 1.2, None), ("1.23x", "")),
-    *((text.uncertain_ratio, (1.2, *ends), ("not known", "")) for ends in ((0.0, float("inf")), (0.0, 5e16))),
-    (text.uncertain_ratio, (1.2, 0.01, 20.0), ("not known", "")),  # on both sides of 1
-    (text.uncertain_ratio, (9.0, 2.0, 50.0), ("9x", "(2 to 50)")),  # it is faster, however much
-    (text.uncertain_ratio, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
-    (text.uncertain_ratio, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
-    (text.uncertain_ratio, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
+    (text.value_and_interval, (33.41, 32.21, 34.61), ("33.4", "± 1.2")),
+    (text.value_and_interval, (163.1, 154, 172), ("163", "± 9")),
+    (text.value_and_interval, (334.7, 154.2, 726.6), ("335", "(154 to 727)")),
+    (text.value_and_interval, (0.4, 0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
+    (text.value_and_interval, (12.3456, None, None), ("12.35", "")),
+    (text.ratio_and_interval, (None, None, None), ("?", "")),
+    (text.ratio_and_interval, (1.2345, 1.2, None), ("1.23x", "")),
+    (text.ratio_and_interval, (1.2, 0.0, float("inf")), ("not known", "")),
+    (text.ratio_and_interval, (1.2, 0.0, 5e16), ("not known", "")),
+    (text.ratio_and_interval, (1.2, 0.01, 20.0), ("not known", "")),  # on both sides of 1
+    (text.ratio_and_interval, (9.0, 2.0, 50.0), ("9x", "(2 to 50)")),  # it is faster, however much
+    (text.ratio_and_interval, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
+    (text.ratio_and_interval, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
+    (text.ratio_and_interval, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
     (text.aligned, (["1.5x", "12x", "", "0.25x"],), [" 1.5x ", "12x   ", "", " 0.25x"]),
     (text.aligned, ([],), []),
     # One number where all are alike.
@@ -43,14 +44,16 @@ from harness.report import text
     (text.ranged, (None, None, None), ""),
     *((text.significant, (value, 4), wanted) for value, wanted in ((9999.4, "9999"), (12345.6, "12346"))),
 ])  # fmt: skip
-def test_numbers_as_text(function, values, wanted):
-    assert function(*values) == wanted
+def test_numbers_as_text(function, arguments, expected):
+    assert function(*arguments) == expected
 
 
 def test_times_of_a_column_share_a_unit_where_that_reads_well():
-    assert text.time_column([(3_072.0, 3_051.0, 3_093.0), None, (163_000.0, None, None)]) == (
-        *("time, ms", ["  3.072 ± 0.021", "", "163"]),
-    )
-    header, cells = text.time_column([(12.0, 11.0, 13.0), (2.5e6, 2.4e6, 2.6e6)])
+    known = text.TimeInterval(3_072.0, 3_051.0, 3_093.0)
+    without_ends = text.TimeInterval(163_000.0, None, None)
+    header, cells = text.time_column([known, None, without_ends])
+    assert (header, cells) == ("time, ms", ["  3.072 ± 0.021", "", "163"])
+    short, long = text.TimeInterval(12.0, 11.0, 13.0), text.TimeInterval(2.5e6, 2.4e6, 2.6e6)
+    header, cells = text.time_column([short, long])
     assert header == "time"
     assert [cell.split() for cell in cells] == [["12.0", "us", "±", "1.0"], ["2.50", "s", "±", "0.10"]]

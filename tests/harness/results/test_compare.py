@@ -13,7 +13,7 @@ import pytest_benchmark
 
 from harness.cli.recorded import session
 from harness.report.comparison_table import comparison_markdown, since
-from harness.results.comparison import compared, spreads, totals
+from harness.results.comparison import compare_runs, spreads, total_speedups
 from harness.results.earlier import changed_since
 from harness.results.journal import Journal
 from harness.results.read import read
@@ -89,19 +89,19 @@ def cell(plan: PlannedCase, name: str, seconds: list[float], source: str) -> Cel
     )  # fmt: skip
 
 
-NEW = {"triton.x": "new"}
-TWO = {"n1/x": 100.0, "n2/y": 106.0}
-OURS = {"faster": {"triton.x": 1 / 1.08}, "sources": NEW, "seed": 1}
-"""8 % slower, which is told where one device measured both."""
+CHANGED_SOURCE = {"triton.x": "new"}
+TWO = {"n1/x": 100.0, "n2/y": 106.0}  # what two devices took for a case when they were calibrated
+SLOWER = {"faster": {"triton.x": 1 / 1.08}, "sources": CHANGED_SOURCE, "seed": 1}
+"""One row is 8 % slower. That is above the noise between sessions, but not above the spread of TWO."""
 ONE, OTHER, APART = ({"devices": names} for names in (("n1/x", "n1/x"), ("n2/y", "n2/y"), ("n1/x", "n2/y")))
-AFAR = {"devices": ("n3/z", "n3/z"), "calibrated": {"n3/z": 100.0, "n4/u": 100.0}}
-UNNAMED = {"devices": ("n1/x", ""), "machine": {"uuid": "GPU-1"}}
+UNCALIBRATED = {"devices": ("n3/z", "n3/z"), "calibrated": {"n3/z": 100.0, "n4/u": 100.0}}
+PARTLY_NAMED = {"devices": ("n1/x", ""), "machine": {"uuid": "GPU-1"}}
 
 REPORTS: dict[str, tuple[dict, dict]] = {
     "a session 1.3 times as slow": ({}, {"drift": 1.3, "seed": 1}),
-    "a planted regression": ({}, OURS | {"drift": 0.9}),
+    "a planted regression": ({}, SLOWER | {"drift": 0.9}),
     "unchanged rows moved as far": (
-        {}, {"faster": {"vllm.vec": 1.2, "triton.x": 1 / 1.1}, "sources": NEW, "seed": 1},
+        {}, {"faster": {"vllm.vec": 1.2, "triton.x": 1 / 1.1}, "sources": CHANGED_SOURCE, "seed": 1},
     ),
     "a baseline that changed is no baseline": (
         {}, {"faster": {"torch.sdpa": 2.0}, "sources": {"torch.sdpa": "new"}, "seed": 1},
@@ -109,23 +109,23 @@ REPORTS: dict[str, tuple[dict, dict]] = {
     "what B lacks": (
         {}, {"faster": {"vllm.vec": 0.8}, "sources": {"vllm.vec": "new"}, "without": "vllm.amx", "seed": 1},
     ),
-    "one device measured both": (ONE, ONE | OURS | {"calibrated": TWO}),
-    "another device measured the second case": (ONE, APART | OURS | {"calibrated": TWO}),
+    "one device measured both": (ONE, ONE | SLOWER | {"calibrated": TWO}),
+    "another device measured the second case": (ONE, APART | SLOWER | {"calibrated": TWO}),
     "calibrated in A": (ONE | {"calibrated": TWO}, OTHER | {"seed": 1}),
     "calibrated in A, and a slower device": (ONE | {"calibrated": TWO}, OTHER | {"seed": 1, "drift": 1.3}),
     "calibrated in both, the wider counts": (
         ONE | {"calibrated": TWO}, OTHER | {"seed": 1, "calibrated": {"n1/x": 100.0, "n2/y": 112.0}},
     ),
-    "no run calibrated both devices": (ONE | {"calibrated": TWO}, AFAR | OURS),
-    "a device without a name is not known to be another": (APART | {"calibrated": TWO}, OURS),
+    "no run calibrated both devices": (ONE | {"calibrated": TWO}, UNCALIBRATED | SLOWER),
+    "a device without a name is not known to be another": (APART | {"calibrated": TWO}, SLOWER),
     "another host of the same GPU": (
-        {"machine": {"uuid": "GPU-1", "host": "one"}}, OURS | {"machine": {"uuid": "GPU-1", "host": "two"}},
+        {"machine": {"uuid": "GPU-1", "host": "one"}}, SLOWER | {"machine": {"uuid": "GPU-1", "host": "two"}},
     ),
     "another GPU of the same host": (
-        {"machine": {"uuid": "GPU-1", "host": "one"}}, OURS | {"machine": {"uuid": "GPU-2", "host": "one"}},
+        {"machine": {"uuid": "GPU-1", "host": "one"}}, SLOWER | {"machine": {"uuid": "GPU-2", "host": "one"}},
     ),
     # Resumed on one machine: the GPU that its provenance names is the first that the cluster had.
-    "of a cluster's run": (UNNAMED, {"machine": {"uuid": "GPU-2"}}),
+    "of a cluster's run": (PARTLY_NAMED, {"machine": {"uuid": "GPU-2"}}),
 }  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(t
     lines.write_text(lines.read_text().replace('"block":[0,', '"block":['))
     (tmp_path / "results/local/empty").mkdir()
     (tmp_path / "results/local/empty/run.json").write_text("[]")
-    now = on_a_day("local/now", **OURS)
+    now = on_a_day("local/now", **SLOWER)
     same = on_a_day("local/same", seed=3)
     found = changed_since(now, tmp_path / "results")
     assert found and since(*found) == (
@@ -172,7 +172,7 @@ def test_what_has_no_time_now_and_a_slower_machine_are_no_silence(tmp_path):
     )
     lost = now.cells[CASES[0], "triton.x"]
     now.cells[CASES[0], "triton.x"] = lost.model_copy(update={"status": "wrong", "time_us": None})
-    found = compared(then, now)
+    found = compare_runs(then, now)
     assert found.lost == {(CASES[0], "triton.x"): "wrong"}
     assert since(then, found).partition("a): ")[2] == (
         "triton.x: no time now (wrong) in 1 case; the baseline itself took 2x as long (other clocks or load)"
@@ -187,14 +187,14 @@ def test_what_has_no_time_now_and_a_slower_machine_are_no_silence(tmp_path):
 
 def test_the_rows_of_all_cases_are_summed_by_their_times(tmp_path):
     """A case of 10 ms that takes 10 % longer outweighs one of 10 us that takes half."""
-    (row, *_) = both(tmp_path, {}, OURS).rows[1:]
+    (row, *_) = both(tmp_path, {}, SLOWER).rows[1:]
     light, long = (
         replace(row, weight=w, a_us=us, comparison=replace(row.comparison, ratio=ratio))
         for w, us, ratio in ((0.9, 10.0, 2.0), (0.1, 10000.0, 1 / 1.1))
     )
-    assert totals([light, long]) == {row.name: pytest.approx(1009 / 1104.5)}
+    assert total_speedups([light, long]) == {row.name: pytest.approx(1009 / 1104.5)}
     unweighed = [replace(of, weight=0.0) for of in (light, long)]
-    assert totals(unweighed) == {row.name: pytest.approx(10010 / 11005)}
+    assert total_speedups(unweighed) == {row.name: pytest.approx(10010 / 11005)}
 
 
 def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
@@ -214,21 +214,21 @@ def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
 
 def both(tmp_path: Path, a: dict, b: dict):
     runs = [read(str(record(tmp_path / name, **given))) for name, given in (("a", a), ("b", b))]
-    return compared(*runs)
+    return compare_runs(*runs)
 
 
 def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     """The reports above are for people; --json and pages read these."""
-    found = both(tmp_path, ONE, OURS)
+    found = both(tmp_path, ONE, SLOWER)
     assert [row.name for row in found.regressions] == ["triton.x"] * 2
-    assert totals(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
+    assert total_speedups(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
     assert found.noise == pytest.approx(0.03), "unchanged rows moved by less than the least noise"
     assert {row.spread for row in found.rows} == {0.0} and not any(row.drift for row in found.rows)
     (spread,) = spreads(calibrations(TWO))
     told = both(tmp_path / "other", ONE, OTHER | {"calibrated": TWO})
-    assert {row.spread for row in told.rows} == {spread.most} and spread.most > 0.06
+    assert {row.spread for row in told.rows} == {spread.max_difference} and spread.max_difference > 0.06
     noisy = {"noises": (0.3, 0.001)}
-    for of, (a, b) in {"A": (noisy, OURS), "B": ({}, OURS | noisy)}.items():
+    for of, (a, b) in {"A": (noisy, SLOWER), "B": ({}, SLOWER | noisy)}.items():
         assert not both(tmp_path / of, a, b).regressions, f"the widest noise of {of}'s groups is more"
 
 
@@ -242,13 +242,13 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
 ])  # fmt: skip
 def test_unlike_runs_are_refused_with_the_reason(tmp_path, other, reason):
     a, b = record(tmp_path / "a"), record(tmp_path / "b", **other)
-    assert compared(read(str(a)), read(str(b))).incompatible == [reason]
+    assert compare_runs(read(str(a)), read(str(b))).incompatible == [reason]
 
 
 def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     a, other = record(tmp_path / "a"), record(tmp_path / "c", machine={"device": "another"})
     of_seed = altered(record(tmp_path / "b"), seed=1)
-    assert compared(read(str(a)), read(str(of_seed))).incompatible == ["seed differs: 0 and 1"]
+    assert compare_runs(read(str(a)), read(str(of_seed))).incompatible == ["seed differs: 0 and 1"]
     assert here("compare", a, a).returncode == 0
     done = here("compare", a, record(tmp_path / "d", sources=dict.fromkeys(TIMES, "new")))
     assert ("nothing can be judged" in done.stdout, done.returncode) == (True, 3)
@@ -256,6 +256,16 @@ def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     altered(other, suite="another")
     _, notes = here("compare", a, other, "--force").stdout.split("NOT COMPARABLE, device differs")
     assert "suite differs" in notes, "which comes after"
+
+
+def test_runs_without_common_cells_are_one_short_line(here, tmp_path, monkeypatch):
+    a = record(tmp_path / "a")
+    monkeypatch.setattr(sys.modules[__name__], "TIMES", {f"own.{i}": 1e-4 for i in range(200)})
+    line = error_line(here("compare", a, record(tmp_path / "b")), 3)
+    assert line == (
+        "no cell has a time in both runs: 10 cells in A, 400 cells in B; torch.sdpa at mla_decode batch=1 "
+        "ctx=5 core: not in B; own.199 at mla_decode batch=2 ctx=5 core: not in A"
+    )
 
 
 def test_export_is_read_by_pytest_benchmark(here, tmp_path, snapshot):

@@ -37,8 +37,9 @@ def factorial(a: float, b: float, both: float, noise: float = 0.01):
 
 def test_main_effects_and_the_interaction_are_found():
     cells, settings = factorial(a=2.0, b=1.0, both=1.3)
-    for values in (short := cells["A=1, B=1"].samples).block, short.round, short.seconds:
-        del values[:2]  # rounds that one setting lacks count for none
+    samples = cells["A=1, B=1"].samples
+    for column in (samples.block, samples.round, samples.seconds):
+        del column[:2]  # rounds that one setting lacks count for none
     found = {e.what: e for e in effects(cells, settings, noise=0.0, confidence=0.95)}
     assert list(found) == ["A: 0 -> 1", "B: 0 -> 1", "A=1 with B=1"]
     assert found["A: 0 -> 1"].comparison.ratio == pytest.approx(2 * math.sqrt(1.3), rel=0.01)
@@ -68,21 +69,21 @@ def test_three_values_are_held_against_the_first():
     settings = {f"A={v}": {"A": v} for v in ("0", None, "")}
     cells = {setting: cell(setting, [1.0 / (1 + i)] * BLOCKS * ROUNDS) for i, setting in enumerate(settings)}
     found = effects(cells, settings, 0.0, 0.95)
-    told = {e.what: round(e.comparison.ratio, 6) for e in found}
-    assert told == {"A: 0 -> unset": 2.0, "A: 0 -> ''": 3.0}
+    speedups = {e.what: round(e.comparison.ratio, 6) for e in found}
+    assert speedups == {"A: 0 -> unset": 2.0, "A: 0 -> ''": 3.0}
 
 
 BEFORE = {"kernels": ["gemm", "copy"], "kernel_us": [99.0, 1.0], "ran": ["onednn matmul brg:avx512"]}
 
 
-@pytest.mark.parametrize(("after", "told"), [
+@pytest.mark.parametrize(("after", "expected"), [
     ({"kernels": ["gemm"], "kernel_us": [99.0]}, ""),
     ({"kernels": ["copy", "gemm"], "kernel_us": [5.4, 94.0]}, ""),
     ({"kernels": ["slow", "copy"], "kernel_us": [99.0, 1.0]}, "gemm -> slow"),
     ({"ran": ["onednn none"]}, "onednn matmul brg:avx512 -> onednn none"),
     ({"picked": "tile 2"}, "nothing -> tile 2"),
 ])  # fmt: skip
-def test_what_ran_is_told_apart(after, told):
+def test_what_ran_is_told_apart(after, expected):
     """A kernel that takes next to nothing may be missing from a list."""
     one, other = cell("plain", [1.0] * 40, **BEFORE), cell("A=1", [1.0] * 40, **(BEFORE | after))
-    assert changes(one, other) == told
+    assert changes(one, other) == expected

@@ -60,7 +60,8 @@ def facts(found: Spread) -> str:
     )
     drifts = ", ".join(f"{ratio.device} {ratio.comparison.ratio:.4f}" for ratio in found.drifts)
     return (
-        f"{found.type} {found.verdict}: {at.low:.4f} {at.ratio:.4f} {at.high:.4f}, most {found.most:.4f}; "
+        f"{found.type} {found.verdict}: {at.low:.4f} {at.ratio:.4f} {at.high:.4f}, "
+        f"most {found.max_difference:.4f}; "
         f"lagging: {lags}; drifts: {drifts}"
     )
 

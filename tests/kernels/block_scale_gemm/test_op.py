@@ -34,17 +34,19 @@ def test_work_is_what_counting_gives(text, boundary):
 
 
 @pytest.mark.parametrize("text", ["m=40 n=700 k=1400", "m=40 n=700 k=1400 fp8=e4m3fnuz scales=ue8m0"])
-def test_neighbouring_scales_differ_by_two_at_least(text):
+def test_neighbouring_scales_differ_by_a_factor_of_two_at_least(text):
     operands = OP.operands(sizes_of(text), Seeds(), "cpu")
 
-    def apart(scale: torch.Tensor, dim: int) -> torch.Tensor:
-        octaves = scale.double().log2().diff(dim=dim)
-        return octaves[octaves.abs() < 100].abs()  # without the steps to and from blocks of zeros
+    def least_octaves(scale: torch.Tensor, dim: int) -> float:
+        """Between neighbours, except for blocks of zeros."""
+        octaves = scale.double().log2().diff(dim=dim).abs()
+        return float(octaves[octaves < 100].min())
 
-    rounded = 1 - 2.0**-6  # activations are bf16
-    assert all(apart(operands.b_scale, dim).min() >= 1 - 1e-6 for dim in (0, 1))
-    assert apart(operands.a_scale, 0).min() >= rounded
-    assert apart(operands.a_scale[::2], 1).min() >= rounded
+    rounded_to_bf16 = 1 - 2.0**-6
+    assert least_octaves(operands.b_scale, 0) >= 1 - 1e-6
+    assert least_octaves(operands.b_scale, 1) >= 1 - 1e-6
+    assert least_octaves(operands.a_scale, 0) >= rounded_to_bf16
+    assert least_octaves(operands.a_scale[::2], 1) >= rounded_to_bf16
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -57,20 +59,20 @@ def test_codes_are_those_of_quantised_normal_data(name):
     blocks = operands.b_q.float().unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
     assert blocks.abs().amax((1, 3)).min() > 0.8 * largest
     assert 3.5 < largest / blocks.std((1, 3)).median() < 5
-    flat = operands.a_q[:58:2].float().unflatten(1, (-1, 128))  # row 58 is zero
-    assert (flat.abs().amax(2) == largest).all()
-    assert len(operands.b_q.view(torch.int8).unique(dim=0)) == 512
-    assert len(operands.a_q.view(torch.int8).unique(dim=0)) == 64
+    even_rows = operands.a_q[:58:2].float().unflatten(1, (-1, 128))  # row 58 is zero
+    assert (even_rows.abs().amax(2) == largest).all()
+    assert len(operands.b_q.view(torch.int8).unique(dim=0)) == 512, "no two rows are equal"
+    assert len(operands.a_q.view(torch.int8).unique(dim=0)) == 64, "no two rows are equal"
 
 
-def test_some_rows_are_hard():
+def test_some_rows_have_zeros_or_outliers():
     a = OP.operands(sizes_of("m=64 n=128 k=2048"), Seeds(), "cpu", "with_quant").a.float()
-    amax = a.unflatten(1, (-1, 128)).abs().amax(2)
+    is_zero = a.unflatten(1, (-1, 128)).abs().amax(2) == 0  # of each block
     assert torch.isfinite(a).all()
-    assert (amax == 0).all(1).sum() == 1
-    assert ((amax == 0).any(1) & (amax > 0).any(1)).sum() >= 4
-    outliers = a.abs().amax(1) / a.abs().median(1).values
-    assert (outliers[3::8] > 1000).all() and (outliers[:58:2] < 20).all()
+    assert is_zero.all(1).sum() == 1
+    assert (is_zero.any(1) & ~is_zero.all(1)).sum() >= 4
+    largest_by_median = a.abs().amax(1) / a.abs().median(1).values
+    assert (largest_by_median[3::8] > 1000).all() and (largest_by_median[:58:2] < 20).all()
 
 
 def test_adversarial_operands_are_what_they_say():
@@ -90,8 +92,10 @@ def test_the_reference_is_what_plain_loops_give(text, boundary):
     sizes = sizes_of(text)
     o = OP.operands(sizes, Seeds(), "cpu", boundary)
     reference = OP.reference(o)
-    flops = (2 if boundary == "core" else 3) * OP.work(sizes, boundary).flops
-    assert [OP.reference(o, most).rows is None for most in (flops, flops - 1)] == [True, False]
+    products = 2 if boundary == "core" else 3  # that the reference computes
+    flops = products * OP.work(sizes, boundary).flops
+    assert OP.reference(o, flops).rows is None, "all rows"
+    assert OP.reference(o, flops - 1).rows is not None, "a sample"
     b_q, b_scale = o.b_q.double().tolist(), o.b_scale.tolist()
     for m, n in itertools.product(range(sizes.m), range(sizes.n)):
         if o.a is None:
@@ -99,24 +103,25 @@ def test_the_reference_is_what_plain_loops_give(text, boundary):
             a = [value * scales[k // 128] for k, value in enumerate(o.a_q[m].double().tolist())]
         else:
             a = o.a[m].double().tolist()
-        terms = [a[k] * b_q[n][k] * b_scale[n // 128][k // 128] for k in range(sizes.k)]
-        size = math.sqrt(math.fsum(t * t for t in terms))
+        b = [b_q[n][k] * b_scale[n // 128][k // 128] for k in range(sizes.k)]
+        terms = [a[k] * b[k] for k in range(sizes.k)]
+        norm = math.hypot(*terms)
         out = math.fsum(terms)
-        assert abs(out - float(reference.value[m, n])) <= 1e-5 * size
-        operands = 2 if boundary == "core" else 1
-        sigma = 2.0**-9 * math.sqrt(out * out + operands * size * size)
+        assert abs(out - float(reference.value[m, n])) <= 1e-5 * norm
+        rounded_operands = 2 if boundary == "core" else 1
+        sigma = 2.0**-9 * math.sqrt(out**2 + rounded_operands * norm**2)
         assert float(reference.sigma[m, n]) == pytest.approx(sigma, rel=1e-4)
         if boundary == "core":
             assert reference.sigma_fp8 is None
             continue
         rounding = rounding_deviation(o.a, FORMATS[sizes.fp8])[m].tolist()
-        terms = [rounding[k] * b_q[n][k] * b_scale[n // 128][k // 128] for k in range(sizes.k)]
-        sigma_fp8 = math.hypot(sigma, 2.0**-9 * size, *terms)
+        errors = [rounding[k] * b[k] for k in range(sizes.k)]
+        sigma_fp8 = math.hypot(sigma, 2.0**-9 * norm, *errors)
         assert float(reference.sigma_fp8[m, n]) == pytest.approx(sigma_fp8, rel=1e-4)
 
 
-def test_any_block_of_k_that_is_lost_is_missed():
-    """Each of 144 blocks, in the last tile of columns, which is not full."""
+def test_the_check_refuses_an_output_without_any_one_block_of_k():
+    """Each of 144 blocks is left out, in the last tile of columns, which is not full."""
     sizes = sizes_of("m=2 n=576 k=18432")
     o = OP.operands(sizes, Seeds(), "cpu")
     reference, columns = OP.reference(o), slice((sizes.n_blocks - 1) * BLOCK, sizes.n)

@@ -29,7 +29,7 @@ pytest.importorskip("triton")
 OP = kernels.OPS["block_scale_gemm"]
 IMPLEMENTATION = provider.SplitK()
 
-# Sizes, boundary, and the differences from the rule's configuration; `units` and `dies` belong to the target.
+# Sizes, boundary, and the arguments of `Forced`. Without fields of a configuration the row chooses its own.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("m=1 n=1 k=1", "core", {}),
     ("m=1 n=130 k=768", "core", {"per_unit": 2}),
@@ -54,28 +54,29 @@ def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-class Set(provider.SplitK):
-    """Uses the configuration and the target that the test gives."""
+class Forced(provider.SplitK):
+    """Has the configuration that the test gives, and a target of so many compute units and dies."""
 
     def __init__(self, units: int = 64, dies: int = 1, **config: Any) -> None:
         self.target = Target("cpu", "gfx942" if dies > 1 else "cpu", units)
-        self.forced = SplitKConfig(**{"rows": 64, "columns": 128} | config) if config else None
+        self.forced = SplitKConfig(**{"rows": 64, "columns": 128, **config}) if config else None
 
     def prepare_for(self, target: Target, *arguments: Any) -> ConfiguredPrepared:
         return super().prepare_for(self.target, *arguments)
 
 
-def largest(operands: Any) -> None:
+def make_codes_largest(operands: Any) -> None:
     """Makes all codes of b those of the largest magnitude, 0x7F and 0xFF in e4m3fnuz."""
-    most = FORMATS[operands.sizes.fp8].max
-    operands.b_q.copy_(torch.where(operands.b_q.float() < 0, -most, most))
+    largest = FORMATS[operands.sizes.fp8].max
+    operands.b_q.copy_(torch.where(operands.b_q.float() < 0, -largest, largest))
 
 
-def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[str]:
+def interpret(text: str, boundary: str, forced: dict[str, Any]) -> list[str]:
+    """What is wrong with the interpreted call; empty if nothing is."""
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
-    prepared = bind(OP, Set(**differs), operands, out)
-    return wrong(OP, IMPLEMENTATION, prepared, operands, buffers(innermost(prepared)), largest)
+    prepared = bind(OP, Forced(**forced), operands, out)
+    return wrong(OP, IMPLEMENTATION, prepared, operands, buffers(innermost(prepared)), make_codes_largest)
 
 
 @each_part

@@ -35,7 +35,7 @@ DEEP = "experts=8 topk=2 hidden=1152 inter=128"  # nine blocks of K, which two s
 PAIRWISE = {"rows": 16, "sort": False, "fuse": False, "down": 1024}
 BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
 
-# Sizes, boundary, and the configuration; None for the interpreter's default.
+# Sizes, boundary, and the configuration, None for the interpreter's default.
 CASES: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=1 {SMALL}", "core", None),
     (f"tokens=20 {SMALL} routing=one scales=ue8m0", "with_quant", None),
@@ -56,10 +56,10 @@ MORE: list[tuple[str, str, dict[str, Any] | None]] = [
     ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),
     (f"tokens=3 {SMALL} ep=2 routing=uniform fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
 ]
-MANY = 100  # so few blocks of h that the cases test SiLU programs of one block and of several
+MANY = 100  # stands for grouped.MANY, so that the cases have SiLU programs of one pair and of eight
 
 # Segments, and rows of a tile. Of 7 segments the last has fewer pairs than the others.
-ALIGNED = [(1, 16), (7, 16), (2, 64)]
+ALIGNMENTS = [(1, 16), (7, 16), (2, 64)]
 
 
 def sizes_of(text: str) -> FusedMoeSizes:
@@ -67,6 +67,7 @@ def sizes_of(text: str) -> FusedMoeSizes:
 
 
 def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[str]:
+    """What is wrong with the interpreted call; empty if nothing is."""
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     prepared = bind(OP, IMPLEMENTATION.configured(config) if config else IMPLEMENTATION, operands, out)
@@ -75,10 +76,10 @@ def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[s
     return wrong(OP, IMPLEMENTATION, prepared, operands, poisoned)
 
 
-def aligned(launches_for: int, rows: int) -> str:
+def wrong_alignment(segments: int, rows: int) -> str:
     """What is wrong with the slots and tiles of 300 pairs in so many segments; empty if nothing is."""
     sizes = sizes_of("tokens=75 experts=24 topk=4 hidden=128 inter=128 ep=2 routing=zipf:1.2")
-    layouts.ONE_LAUNCH, layouts.CHUNK = 300 // launches_for, {"cpu": 64}
+    layouts.ONE_LAUNCH, layouts.CHUNK = 300 // segments, {"cpu": 64}
     ids = OP.operands(sizes, Seeds(), "cpu").topk_ids
     alignment = layouts.Alignment(sizes, rows, ids)
     slots, owners = [], []
@@ -90,24 +91,28 @@ def aligned(launches_for: int, rows: int) -> str:
     for tensor in alignment.tensors:
         tensor.fill_(-7)
     alignment()
-    used = alignment.used.item()
-    right = (
-        used == len(owners)
-        and alignment.owners[:used].tolist() == owners
-        and alignment.slots[: used * rows].tolist() == slots
-        and len(alignment.launches) == (2 if launches_for > 1 else 1)
+    used_tiles = alignment.used_tiles.item()
+    is_right = (
+        used_tiles == len(owners)
+        and alignment.owners[:used_tiles].tolist() == owners
+        and alignment.slots[: used_tiles * rows].tolist() == slots
+        and len(alignment.launches) == (2 if segments > 1 else 1)
     )
-    return "" if right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used} tiles"
+    return (
+        "" if is_right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used_tiles} tiles"
+    )
 
 
-def equal_scores() -> str:
-    """What is wrong with the picks where all scores are equal, which are to be the first experts of the first
-    groups; empty if nothing is."""
+def wrong_picks_of_equal_scores() -> str:
+    """What is wrong with the picks where all scores are equal; empty if nothing is. The first experts of the
+    first groups are right."""
     ids, weights = torch.full((2, 9), -7, dtype=torch.int32), torch.empty(2, 9)
-    router(torch.zeros(2, 256), torch.zeros(256), ids, weights, Router(8, 4, 8, 2.5, 6, 1))()
-    right = ids.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1, 6]] * 2
-    right = right and weights.tolist() == [[2.5 / 8] * 8 + [1.0]] * 2
-    return "" if right else f"{ids.tolist()} {weights.tolist()}"
+    rule = Router(groups=8, limit=4, topk=8, scaling=2.5, local=6, shared=1)
+    router(torch.zeros(2, 256), torch.zeros(256), ids, weights, rule)()
+    right_ids = [0, 1, 2, 3, 4, 5, -1, -1, 6]
+    right_weights = [*[2.5 / 8] * 8, 1.0]
+    is_right = ids.tolist() == [right_ids] * 2 and weights.tolist() == [right_weights] * 2
+    return "" if is_right else f"{ids.tolist()} {weights.tolist()}"
 
 
 @each_part
@@ -135,6 +140,7 @@ if __name__ == "__main__":
     grouped.MANY = MANY
     print_found(interpret, CASES, MORE)
     if sys.argv[1] == "third":
-        for one in ALIGNED:
-            print(json.dumps([f"pairs in the order of experts, {one}", aligned(*one)]))
-        print(json.dumps(["of equal scores the first", equal_scores()]))
+        for segments, rows in ALIGNMENTS:
+            case = f"pairs in the order of experts, {segments} segments, {rows} rows"
+            print(json.dumps([case, wrong_alignment(segments, rows)]))
+        print(json.dumps(["of equal scores the first", wrong_picks_of_equal_scores()]))

@@ -24,14 +24,9 @@ def observation(
     row: str = "a", change: float = -8.2, low: float | None = -9.1, high: float | None = -7.3, **more: Any
 ) -> ObservationEntry:
     record = Observation(
-        quantity="itl",
-        before=64.0,
-        after=64.0 + change,
-        change=change,
-        low=low,
-        high=high,
+        quantity="itl", before=64.0, after=64.0 + change, change=change, low=low, high=high,
         **{"unit": "ms"} | more,
-    )
+    )  # fmt: skip
     return ObservationEntry(row=row, at="2026-01-02", observation=record)
 
 

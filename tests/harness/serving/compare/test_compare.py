@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.cli.serving.compare import engines_of
+from harness.cli.serving.results import engines_of
 from harness.errors import UsageError
 from harness.serving.clients.load import beside_each_other
 from harness.serving.compare.alike import Quantity, _answer, compare, default_metric, find, quantity_of

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from harness.cli.serving.ledger import print_ledgers
+from harness.cli.serving.results import print_ledgers
 from harness.errors import UsageError
 from harness.paths import PUBLISHED, RESULTS, ROOT
 from harness.serving.ledger import (

@@ -212,3 +212,10 @@ def test_an_ab_s_commands_say_how_many_tokens_they_draft():
     assert drafts("--speculative-config.num_speculative_tokens 2") == 2
     with pytest.raises(UsageError, match="does not say how many tokens a step drafts"):
         drafts("--speculative-algorithm EAGLE")
+
+
+def test_a_ledger_has_the_command_of_a_prediction_with_drafts(here, tmp_path):
+    words = ("what-if", "mla_decode=2x", "--drafts", "3", "--accept-length", "2.5", "--concurrency", "4")
+    assert here("serving", *words, "--ledger", tmp_path / "ledger.jsonl").returncode == 0
+    entries = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert "--drafts 3 --accept-length 2.5 --concurrency 4" in entries[1]["command"]

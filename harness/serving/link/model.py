@@ -141,8 +141,7 @@ def link(system: System | None = None) -> Link:
     points, point_notes = own_points(served, model.setting, engine_given=bool(system.engine))
     modelled = model.modelled(points)
     for modelled_point in modelled:
-        expected = model.served(modelled_point.point.load)
-        require_plausible(modelled_point, expected.tpot.value)
+        require_plausible(modelled_point, model.served(modelled_point.point.load).tpot.value)
     constants = model.constants.fitted(modelled)
     return replace(model, constants=constants, notes=(*model.notes, *draft_notes, *point_notes))
 
@@ -314,8 +313,7 @@ def own_points(
     for lengths, counts in in_flight.items():
         notes.append(f"calibrated on {len(counts)} at {lengths}: {', '.join(counts)} in flight")
     if unsaid:
-        names = ", ".join(dict.fromkeys(unsaid))
-        notes.append(f"the points do not say their {names}: taken as given here")
+        notes.append(f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken as given here")
     return points, notes
 
 

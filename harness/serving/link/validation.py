@@ -249,8 +249,7 @@ def unvalidated(system: System) -> list[str]:
     model."""
     kind, has_drafts = f"{system.hardware} {system.engine}", bool(system.drafts)
     stored = {(series.kind, bool(series.system.drafts)) for series in stored_series()}
-    is_stored = (kind, has_drafts) in stored
-    servers = validated(system.hardware, system.engine).servers if is_stored else ()
+    servers = validated(system.hardware, system.engine).servers if (kind, has_drafts) in stored else ()
     off = []
     for server in servers:
         if bool(server.drafts) != has_drafts:

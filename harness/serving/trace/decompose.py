@@ -76,11 +76,9 @@ class _Sums:
         self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
         self.unions = []  # of all work, and of communication, on each device
         for rows in self.on_device:
-            exposed, busy, communication = critical_path(
-                work.start[rows], work.end[rows], self.communicates[rows]
-            )
-            self.exposed[rows] = exposed
-            self.unions.append((busy, communication))
+            intervals = (work.start[rows], work.end[rows], self.communicates[rows])
+            self.exposed[rows], busy_ns, communication_ns = critical_path(*intervals)
+            self.unions.append((busy_ns, communication_ns))
 
     def trace(self) -> Trace:
         recorded, names = self.recorded, list(self.recorded.names)
@@ -201,38 +199,32 @@ STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # names of files of SGLang
 
 
 def find_steps(
-    work: LaunchedWork,
-    recorded: RecordedTrace,
-    rules: Sequence[KernelRule],
-    rule_of_row: np.ndarray,
-    file: str,
+    work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], row_rule: np.ndarray, file: str
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """The step of each row, int [n], NONE outside of all steps; and name, phase and evidence of each step.
 
     The steps are an engine's annotations; or else torch's ProfilerStep; or else they end with sampling; or
     else all is one step. The phase of a step is what its annotation says, or else what its attention shows.
 
-    rule_of_row: int [n], for each row of work the number of its rule in `rules`
-    file:        the trace's name
+    row_rule: int [n], for each row of work the number of its rule in `rules`
+    file:     the trace's name
     """
     step_of, names = _by_annotation(work, recorded)
-    boundary = ""
+    boundary = "the whole trace"  # the evidence of steps without annotations
     if not names:
-        step_of, names = _by_sampling(work, rules, rule_of_row)
-        several = len(names) > len(np.unique(work.device))
-        boundary = (
-            "between the sampling of one and the products of the next" if several else "the whole trace"
-        )
+        step_of, names = _by_sampling(work, rules, row_rule)
+        if len(names) > len(np.unique(work.device)):
+            boundary = "between the sampling of one and the products of the next"
     order = np.argsort(step_of, kind="stable")
     bounds = np.searchsorted(step_of[order], np.arange(len(names) + 1))
-    in_graph = np.array([rule.step_phase == "either" for rule in rules])[rule_of_row] & work.graph
+    in_graph = np.array([rule.step_phase == "either" for rule in rules])[row_rule] & work.graph
     steps = []
     for number, name in enumerate(names):
         annotation, phase = classify.step_rule(name), classify.annotated_phase(name)
         evidence = annotation.evidence if annotation else boundary
         if phase is None:
             rows = order[bounds[number] : bounds[number + 1]]
-            signs = {rules[i].step_phase for i in np.unique(rule_of_row[rows]).tolist()}
+            signs = {rules[i].step_phase for i in np.unique(row_rule[rows]).tolist()}
             phase, why = _by_attention(signs, bool(in_graph[rows].any()), file)
             evidence += f"; {why}"
         steps.append({"name": name, "phase": phase, "evidence": evidence})
@@ -270,12 +262,12 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
 
 
 def _by_sampling(
-    work: LaunchedWork, rules: Sequence[KernelRule], rule_of_row: np.ndarray
+    work: LaunchedWork, rules: Sequence[KernelRule], row_rule: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
     """The step of each row and the steps' names. A step begins with the first model kernel after sampling."""
-    is_sampling = np.array([rule.is_sampling for rule in rules])[rule_of_row]
-    is_model = np.array([rule.op_class in MODEL_CLASSES for rule in rules])[rule_of_row]
-    step_of = np.full(len(rule_of_row), NONE)
+    is_sampling = np.array([rule.is_sampling for rule in rules])[row_rule]
+    is_model = np.array([rule.op_class in MODEL_CLASSES for rule in rules])[row_rule]
+    step_of = np.full(len(row_rule), NONE)
     names: list[str] = []
     for device in np.unique(work.device):
         rows = np.flatnonzero(work.device == device)

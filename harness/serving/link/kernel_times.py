@@ -18,7 +18,6 @@ import functools
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -240,7 +239,7 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     if len(chips) > 1 or len({engine_name(engine) for _, engine, _ in own}) > 1:
         names = "; ".join(map(" ".join, every))
         raise UsageError(f"tables in {folder} are of more than one machine or engine: {names}")
-    [((device, engine, version), _)] = Counter(own or every).most_common(1)
+    device, engine, version = statistics.mode(own or every)
     if folder.name in {version for _, _, version in own}:
         version = folder.name
     notes = [

@@ -149,7 +149,7 @@ def structure(
         head = next(linear for linear in products if linear.name == "lm_head")
         decode = [*_with_drafts(decode, layers, drafts, 2 * config.hidden_size / head.n)]
     cached_layers = layers + 1 if drafts else layers  # the MTP layer has a cache, too
-    latent = config.kv_lora_rank + config.qk_rope_head_dim
+    latent = config.kv_lora_rank + config.qk_rope_head_dim  # values of a token in a layer's cache
     return Structure(
         parallel=parallel,
         decode=tuple(decode),
@@ -191,12 +191,12 @@ def _both_phases(
         terms = [_measured_first(runs, experts, with_shared, _rows)]
     else:  # Own runs may have timed the routed experts without the shared one.
         terms = [_measured_first(runs, experts, (*sizes, 0), _rows, shared_factor)]
-    gpus, (step_us, token_us) = parallel.tp, tables.between_us
-    if gpus > 1:
+    if parallel.tp > 1:
         terms.append(
-            Term("all_reduce", 2 * layers, lambda load: tables.all_reduce(load.tokens * hidden, gpus))
+            Term("all_reduce", 2 * layers, lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp))
         )
     terms.append(Term("elementwise", layers, glue_us, "glue", "assumed"))
+    step_us, token_us = tables.between_us
     if step_us or token_us:
         terms.append(
             Term("host", 1, lambda load: step_us + token_us * load.tokens, "between_kernels", "assumed")
@@ -207,10 +207,11 @@ def _both_phases(
 def _decode_attention(
     tables: Tables, layers: int, heads: int, kv: str, query_tokens: int, runs: MeasuredTimes | None
 ) -> Term:
+    """MLA decode. Own runs with as many query tokens are used first, or else those with one."""
     sheet = data_sheet(hardware_name(tables.device)) or data_sheet("h200")
     cache = "bf16" if kv == "bfloat16" else kv  # the name of the dtype in own runs
-    timed_of_all = runs is not None and ("mla_decode", (heads, cache, query_tokens)) in runs.surfaces
-    timed = query_tokens if timed_of_all else 1
+    has_own = runs is not None and ("mla_decode", (heads, cache, query_tokens)) in runs.surfaces
+    timed = query_tokens if has_own else 1
 
     def table_us(load: StepLoad) -> float:
         us = tables.mla_decode(load.batch, load.context, heads, kv)
@@ -219,8 +220,8 @@ def _decode_attention(
     def run_factor(load: StepLoad) -> float:
         return query_token_factor(sheet, load, heads, kv, timed)
 
-    term = Term("mla_decode", layers, table_us)
-    return _measured_first(runs, term, (heads, cache, timed), _sequences, run_factor)
+    sizes = (heads, cache, timed)
+    return _measured_first(runs, Term("mla_decode", layers, table_us), sizes, _sequences, run_factor)
 
 
 def _with_drafts(terms: Sequence[Term], layers: int, drafts: int, joining: float) -> Iterator[Term]:

@@ -230,14 +230,9 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     if accept_note:
         notes.append(accept_note)
     deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
-    return Link(
-        system=replace(system, hardware=hardware, engine=engine),
-        structure=step,
-        constants=PRIOR.with_unsure_accept_length(deviation),
-        memory_gb=memory_gb or None,
-        accept_length=accept_length,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    constants = PRIOR.with_unsure_accept_length(deviation)
+    system = replace(system, hardware=hardware, engine=engine)
+    return Link(system, step, constants, memory_gb or None, accept_length, tuple(dict.fromkeys(notes)))
 
 
 def _time_notes(

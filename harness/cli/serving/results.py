@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.options import OneOf, answer, json_option, write_json
-from harness.errors import FAILED, OK, USAGE, UsageError
+from harness.errors import FAILED, OK, USAGE, UnreadableError, UsageError
 from harness.files import require_writable, write
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     be read."""
     from harness.cli.serving.load_display import as_csv, runs_table
     from harness.report.terminal import show
-    from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
 
     require_writable(json_to, csv_to)

@@ -15,8 +15,7 @@ from harness.page.style import coloured, tips
 from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
-from harness.serving.link.predictions import Need, Share
-from harness.serving.link.report import worth
+from harness.serving.link.predictions import Need, Share, worth
 
 QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip

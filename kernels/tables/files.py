@@ -41,9 +41,9 @@ class TableError(ValueError):
     """A table or library cannot be read. The text is one line that says which, and why."""
 
     def __init__(self, reason: str, name: str = "") -> None:
+        """name: of the file that cannot be read, which the text begins with"""
         super().__init__(f"{name}: {reason}" if name else reason)
-        self.reason = reason
-        """The text without the name of what cannot be read."""
+        self.reason, self.name = reason, name
 
 
 def _read(path: Path, name: str) -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernels.tables import Found, Problem
+from kernels.tables import RULES_TOML, Found, Problem
 from kernels.tables.aiter import AiterTables
 from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
 from kernels.tuning import Target
 from shapes.case import Size
-from shapes.toml import read_toml
 
 LIBRARIES = ("aiter", "vllm", "sglang")
 """The libraries that have tuned tables."""
 
-WITHOUT_TABLES: Mapping[str, str] = read_toml(Path(__file__).with_name("without.toml"))
+WITHOUT_TABLES: Mapping[str, str] = RULES_TOML["without"]
 """By how the name of a row begins: what decides how the row runs, where its library has no table."""
 
 

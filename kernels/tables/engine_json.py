@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from kernels.engine_tuning import nearest_of
 from kernels.tables import RULES_TOML, Entry, Found, Problem
-from kernels.tables.files import Files, Place, TableError, within
+from kernels.tables.files import Files, Place, TableError, json_object, within
 from kernels.tuning import Target
 
 Config = Mapping[str, Any]
@@ -509,14 +508,9 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     if "\ufffd" in text:
         return Configurations(file, broken="not UTF-8")
     try:
-        whole = json.loads(text)
-    except json.JSONDecodeError as error:
-        reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
-        return Configurations(file, broken=reason, line=error.lineno)
-    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
-        return Configurations(file, broken=f"not JSON: {type(error).__name__}")
-    if not isinstance(whole, dict):
-        return Configurations(file, broken="not a JSON object")
+        whole = json_object(text)
+    except TableError as error:
+        return Configurations(file, broken=error.reason, line=error.line)
     triton = str(whole.pop("triton_version", "")) if says_triton else ""
     lines = {int(key[1]): text.count("\n", 0, key.start()) + 1 for key in KEY.finditer(text)}
     by_m: dict[int, Config] = {}

@@ -22,12 +22,10 @@ WITHOUT_TABLES: Mapping[str, str] = RULES_TOML["without"]
 def decides_without(op: str, row: str) -> str:
     """What decides how a row runs if its library has no table; empty if unknown."""
     starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
-    if not starts:
-        return ""
-    start = max(starts, key=len)
+    start = max(starts, key=len, default="")
     if start == "flashinfer" and op not in ("block_scale_gemm", "fused_moe"):
         return ""  # this text is about GEMM and MoE
-    return WITHOUT_TABLES[start]
+    return WITHOUT_TABLES.get(start, "")
 
 
 class Lookups:
@@ -41,12 +39,10 @@ class Lookups:
         columns: int = 0,
         masked: bool = False,
     ) -> None:
-        """Reads nothing yet.
-
-        paths:       where libraries are, by name; `files.library` finds those that are not named
-        environment: the variables that are set for the engine
-        columns:     how many columns of `topk_ids` AITER's fused_moe gets
-        masked:      whether fused_moe gets an expert mask
+        """
+        paths:           where libraries are, by name; `files.library` finds those that are not named
+        environment:     the variables that are set for the engine
+        columns, masked: how many columns of `topk_ids` AITER's fused_moe gets, and whether an expert mask
         """
         self._target, self._paths, self._environment = target, paths, environment
         self._columns, self._masked = columns, masked

@@ -6,8 +6,7 @@ An op is a folder here with a package that has `OP`. An implementation is a func
 hold Triton or TileLang sources and are imported only to run. A module `cases` of the folder brings its cases
 for the suites, as the modules of shapes/cases do. Nothing is registered anywhere else.
 
-The environment variable KERNEL_BENCH_PLUGINS names kernels and ops of your own (several are separated by
-`:`).
+The environment variable KERNEL_BENCH_PLUGINS names kernels and ops of your own, separated by `:`.
 
 - A file's implementations join the op that their `op` names. They have workers of their own, and only those
   import them (see `import_plugins`).
@@ -72,8 +71,7 @@ def _file_of(implementation: Implementation) -> str:
 
 
 def _declared_in(module: ModuleType) -> Iterator[Implementation]:
-    """Makes an instance of each class that a module defines as an implementation: it has a name of its
-    own."""
+    """Makes an instance of each class of a module that is an implementation with a name of its own."""
     for value in vars(module).values():
         # `isinstance(value, type)` would be true of an alias such as list[int] in Python 3.10.
         is_class = issubclass(type(value), type)
@@ -96,8 +94,7 @@ def import_plugins() -> None:
 
 
 def name_plugins(paths: str) -> None:
-    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets the implementations that its former value
-    named."""
+    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets the implementations of its former value."""
     os.environ[PLUGINS] = paths
     implementations.cache_clear()
     _plugin_implementations.cache_clear()

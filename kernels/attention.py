@@ -1,5 +1,4 @@
-"""What the attention ops share: checks of sizes, arguments of libraries by name, and the error that rounding
-explains.
+"""What the attention ops share: checks of sizes, arguments by name, and the error that rounding explains.
 
 `Reference.sigma` follows from what a right kernel does. It takes exact products of bf16, sums them in fp32,
 and rounds to bf16 twice, with a relative error of at most 2^-8, in root mean square about 2^-9: it rounds the
@@ -78,8 +77,7 @@ def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_ke
 
 def edges(length: int, *tiles: int) -> list[int]:
     """Indices below `length`, ascending, at which kernels go wrong that tile the length: the first index of
-    the second tile and of the last tile of each size, the first one of the second half, and the index before
-    each of these."""
+    the second and of the last tile of each size, of the second half, and the index before each of these."""
     begins = {-(-length // 2)}
     for tile in tiles:
         begins |= {tile, (length - 1) // tile * tile}
@@ -90,8 +88,7 @@ def edges(length: int, *tiles: int) -> list[int]:
 def empty_results(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, fp8: bool
 ) -> list[torch.Tensor]:
-    """Room for a reference's value and sigma and, where operands are FP8, its sigma_fp8 and even. shape: that
-    of value"""
+    """Room for a reference's value and sigma, and where operands are FP8, for its sigma_fp8 and even."""
     if not fp8:
         return [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
     results = [torch.empty(shape, dtype=dtype, device=device) for _ in range(3)]
@@ -99,8 +96,7 @@ def empty_results(
 
 
 def with_squares(v: torch.Tensor) -> torch.Tensor:
-    """Values and their squares side by side, [..., keys, 2 * width], as the functions below take them.
-    v: [..., keys, width]"""
+    """v [..., keys, width] and its squares side by side, [..., keys, 2 * width], for the functions below."""
     return torch.cat([v, v.square()], -1)
 
 
@@ -109,8 +105,7 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
     A kernel divides by the sum of its weights. If it sums the rounded weights, the variance is
     sum_j d_j^2 (v_j - out)^2; if it sums the exact ones, it is sum_j d_j^2 v_j^2. The two differ where one
-    key has most of the weight and its weight is not rounded to 1, as with a stale maximum. The larger is
-    returned.
+    key has most of the weight and it is not rounded to 1, as with a stale maximum. The larger is returned.
 
     deviation: d, the root mean square error of each weight, [..., rows, keys]; it is overwritten
     v:         what `with_squares` returned

@@ -52,8 +52,7 @@ class Arithmetic:
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
     lazy: float = 0.0  # the maximum is not raised until a score exceeds it by more than this
-    # Blocks are taken in pairs: the weights of the first block are rounded again where the second one raises
-    # the maximum.
+    # In each pair of blocks, the first one's weights are rounded again where the second raises the maximum.
     pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
@@ -123,8 +122,7 @@ def finite(peak: torch.Tensor) -> torch.Tensor:
 def combine(
     parts: list[PartResult], round_results: Round = exact, change_log_sums: Round = exact
 ) -> torch.Tensor:
-    """Returns the result of all keys [..., width]. The functions are applied to the results and to the
-    log-sums of all parts beforehand."""
+    """The result of all keys [..., width]. The functions change the results and log-sums of the parts."""
     log_sums = change_log_sums(torch.stack([log_sum for log_sum, _ in parts]))
     results = round_results(torch.stack([result for _, result in parts]))
     weights = (log_sums - log_sums.amax(0)).exp2()
@@ -132,8 +130,7 @@ def combine(
 
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Splits keys into parts of whole units, each (begin, end). The last part may be shorter, and few keys
-    make fewer parts."""
+    """Splits keys into at most so many parts of whole units, each (begin, end). The last may be shorter."""
     length = math.ceil(math.ceil(keys / parts) / unit) * unit
     return [(begin, min(keys, begin + length)) for begin in range(0, keys, length)]
 
@@ -168,8 +165,7 @@ class Attended:
         return result.movedim(0, -2)
 
     def by_softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """The output with other scores. There may be more scores than keys: those behind the last key only
-        make the weights of the keys smaller."""
+        """The output with other scores. Scores behind the last key only make the weights of keys smaller."""
         return (scores.softmax(-1)[..., : self.v.shape[-2]] @ self.v).movedim(0, -2)
 
     def in_fp8(
@@ -179,8 +175,7 @@ class Attended:
         query: torch.dtype | None = None,
         **changed: Any,
     ) -> torch.Tensor:
-        """The output of a call that rounds q and the softmax weights to FP8. A q that has FP8 values already
-        does not change.
+        """The output of a call that rounds softmax weights to FP8, and q, unless it has FP8 values already.
 
         how:            its `round_weights` counts if it is not that of IN_BF16
         weights, query: the formats; None for `fp8` of this object
@@ -348,8 +343,7 @@ class AttentionOp:
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
-        """A kernel that is wrong in the output of the sequence `victim`. change: maps the right output of the
-        sequence to the wrong one"""
+        """A kernel that is wrong in the sequence `victim`. change: makes a wrong output of the right one"""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
@@ -385,8 +379,7 @@ class AttentionOp:
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
     ) -> tuple[Mistake, ...]:
-        """What both ops can do wrong in a call that rounds to FP8. everywhere, in_one: what this op can do
-        wrong in all sequences and in one"""
+        """What both ops, and this one in all sequences or in one, can do wrong in calls that round to FP8."""
         everywhere = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}
         in_one = {**SHARED_FP8_MISTAKES, **in_one}
         computes = {name: self.everywhere(wrong) for name, wrong in everywhere.items()}

@@ -21,8 +21,7 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 
 def holds(conditions: Sequence[str], sizes: Mapping[str, Size]) -> bool:
     """Whether one of the conditions holds, or there is none. A condition holds if all of its parts, which
-    `and` joins, do. Raises ValueError for a condition that is not valid, and where a word is to be ordered
-    against a number.
+    `and` joins, do. Raises ValueError for one that is not valid, or that orders a word against a number.
 
     sizes: all sizes of the op, including defaults
     """

@@ -36,8 +36,7 @@ class Defect:
     """Shell patterns of the names of the implementations that have it."""
     archs: Sequence[str]
     versions: str = ""
-    """The affected versions of the row's library, as PEP 440 specifiers. Empty: all versions, and those that
-    cannot be read."""
+    """The affected versions of the row's library, as PEP 440 specifiers; empty: all, also unreadable ones."""
     when: Sequence[str] = ()
     """Conditions on the sizes under which it may occur (see kernels.conditions); empty: at all sizes."""
     refuse: bool = False
@@ -71,8 +70,7 @@ def known_defects(
 
 
 def _is_within(version: str, specifiers: str) -> bool:
-    """Whether a version is among these. False where it is `unknown`, or empty for a library that is not
-    installed."""
+    """Whether a version is among these. False where it is `unknown`, or empty without the library."""
     try:
         return SpecifierSet(specifiers).contains(version, prereleases=True)
     except InvalidVersion:

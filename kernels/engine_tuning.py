@@ -37,8 +37,7 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """A configuration with the engines' names. The last three are options of ROCm; one that is None is left
-    out."""
+    """A configuration with the engines' names. The last three are options of ROCm, left out where None."""
 
     BLOCK_SIZE_M: int
     BLOCK_SIZE_N: int
@@ -80,8 +79,7 @@ def _without_split(entry: EngineEntry) -> EngineEntry:
 
 
 def nearest_of(table: Iterable[int], m: int) -> int:
-    """The M of a table whose entry the engines use for m rows: the nearest, and of two equally near ones the
-    first."""
+    """The M of a table whose entry engines use for m rows: the first of the nearest ones."""
     return min(table, key=lambda key: abs(key - m))
 
 
@@ -110,8 +108,7 @@ class EngineLookUp(ABC):
         """The name of the table's file, below the folder that the engine looks into."""
 
     def other_files(self, sizes: Any) -> Mapping[str, EntryAt]:
-        """The other files that the engine reads for the shape: by name, the configurations of theirs that it
-        uses."""
+        """By name, other files that the engine reads for the shape, with the configurations that it uses."""
         return {}
 
     @abstractmethod
@@ -131,8 +128,7 @@ class EngineLookUp(ABC):
         return EngineTable(_without_split(entry_at(m)), origin_of(table, m), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
-        """The configuration of a call and where it comes from, as text; empty if unknown. forced: as the
-        argument of `overridden`"""
+        """A call's configuration and its source as text; empty if unknown. forced: as for `overridden`"""
         if forced is not None:
             return f"{words(forced)} (as told)"
         m = self.m_of(sizes)
@@ -174,8 +170,7 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """The configurations that fit into shared memory and registers. Values of GROUP_SIZE_M near the
-        engines' defaults come first."""
+        """The configurations that fit into shared memory and registers; usual GROUP_SIZE_M come first."""
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
         # The values of num_warps, num_stages and, on ROCm, of waves_per_eu, matrix_instr_nonkdim and kpack.
         options: Iterable[tuple[int, ...]]

@@ -73,8 +73,7 @@ def smi(*arguments: str) -> tuple[str, str]:
 
 def nvidia_gpus() -> tuple[list[Gpu], str]:
     """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used; and in one
-    line what is wrong with them or with nvidia-smi. That is empty where nothing is wrong, and where
-    nvidia-smi is not installed."""
+    line what is wrong with them or with nvidia-smi; empty where nothing is wrong or it is not installed."""
     fields = "compute_cap,uuid,memory.total,mig.mode.current,name"
     output, error = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     if error == NOT_INSTALLED:

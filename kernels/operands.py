@@ -92,8 +92,7 @@ class Operands(ABC):
         return None
 
     def narrowed(self: Own) -> Own:
-        """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
-        live ones, which `Op.step` fills."""
+        """The operands of the next narrower boundary, with empty live ones, which `Op.step` fills."""
         raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")
 
     def digest(self) -> int:
@@ -101,8 +100,7 @@ class Operands(ABC):
         return sum(place * _digest(tensor) for place, tensor in enumerate(self.guarded_tensors(), start=1))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        """What `digest` covers. A subclass whose tensors lie within larger ones returns the larger ones, so
-        that a store beside a tensor is noticed."""
+        """What `digest` covers: the larger tensors in which those lie, if any, to notice stray stores."""
         return self.tensors().values()
 
 

@@ -94,8 +94,7 @@ class Platform:
         return f"torch {version('torch')} is built for {built}: {self.device} needs its build for {needed}"
 
     def compiler(self) -> Support:
-        """Whether there is what torch.compile generates code with: a C++ compiler for a CPU, Triton for a
-        GPU."""
+        """Whether there is what torch.compile needs: a C++ compiler for a CPU, Triton for a GPU."""
         if self.kind != "cpu":
             return self.library("triton")
         compilers = os.environ.get("CXX", "g++"), "clang++"
@@ -112,8 +111,7 @@ def distributions(module: str) -> list[str]:
 
 
 def lookalike(module: str) -> str:
-    """Where another package has the name of a library's module and is installed: what it is and where. Empty
-    otherwise. Imports nothing."""
+    """What other package has the name of this module here, and where; empty for none. Imports nothing."""
     facts = LIBRARIES.get(module, {})
     spec = importlib.util.find_spec(module) if "other" in facts else None
     if spec is None:
@@ -168,8 +166,7 @@ def torch_build() -> str:
 
 
 def named(kind: str, arch: str = "") -> Platform:
-    """A platform that is only asked about, as by `list --platform rocm --arch gfx942`. arch: empty for the
-    usual one of the kind"""
+    """A platform that is only asked about, as by `list --platform rocm`. arch: by default the usual one"""
     usual_archs = {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}
     return Platform(kind, arch or usual_archs[kind], here=False)
 
@@ -234,8 +231,7 @@ ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 
 @functools.cache
 def _gpus() -> tuple[list[Platform], str]:
-    """The GPUs that this process may use, with torch's names, and in one line why others here cannot be
-    used."""
+    """The GPUs that this process may use, and in one line why others here cannot be used."""
     nvidia, smi_error = gpus.nvidia_gpus()
     if nvidia:
         usable = [
@@ -444,8 +440,7 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process can still use: what is free on the machine, and within its control
-    groups. Page cache counts as free."""
+    """Bytes of RAM that this process can still use: free ones and page cache, within its control groups."""
     info = root / "proc/meminfo"
     text = info.read_bytes() if info.exists() else b""
     match = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)

@@ -34,8 +34,7 @@ CPU = Target("cpu", "cpu", 64)
 
 
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
-    """Triton's options of a launch, by its names. instruction: rows of AMD's matrix instruction, 0 for other
-    vendors"""
+    """Triton's options of a launch. instruction: rows of AMD's matrix instruction, 0 for other vendors"""
     common = {"num_warps": warps, "num_stages": stages}
     return {**common, "matrix_instr_nonkdim": instruction} if instruction else common
 

@@ -47,8 +47,7 @@ class Target:
     units: int
     """How many compute units (CUs, SMs) it has."""
     device: str = ""
-    """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`; empty for any device of the
-    architecture."""
+    """The driver's name of it, such as `NVIDIA H200`; empty for any device of the architecture."""
     shared: float = math.inf
     """The most bytes of shared memory that a program may take; infinite if unknown."""
     triton: str = ""
@@ -84,8 +83,7 @@ class Tunable(Implementation):
         fit the device: compiling tells."""
 
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
-        """The configuration to use where no choice is stored that is right at these sizes: by default the
-        first one."""
+        """What to use where no stored choice is right at these sizes: by default the first configuration."""
         return next(iter(self.configurations(target, sizes)))
 
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
@@ -99,8 +97,7 @@ class Tunable(Implementation):
         return other
 
     def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
-        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one.
-        Raises StoredError."""
+        """The configuration for these sizes: forced, stored or by rule, in this order. Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
         nearest_first = self.stored(target, sizes)
@@ -160,8 +157,7 @@ class StoredChoice:
     """The configuration as `words` writes it."""
 
     def distance_to(self, features: Mapping[str, float | str], target: Target) -> float:
-        """How far it is from a case with these features on the target: the `distance` of the cases, and that
-        of the devices."""
+        """How far it is from a case on the target: the `distance` of the cases and that of the devices."""
         total = distance(features, self.features)
         if self.arch != target.arch:
             total += OTHER_ARCH

@@ -37,8 +37,7 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The implementation of this suite. Empty where no row does the same, or where the engine never has such
-    a case; `why` says which."""
+    """The implementation of this suite; empty where none does the same, or there is no such case (`why`)."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int
@@ -51,8 +50,7 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that. For a case that does not give
     `heads/tp` it is taken to be `heads`, as without DP attention."""
     flags: str = ""
-    """The flags and variables with which the engine makes this choice, as on a command line. Empty: it needs
-    none."""
+    """The flags and variables with which the engine makes this choice, as on a command line; or empty."""
     fails: bool = False
     """Whether the server does not start, or ends at the first request."""
 

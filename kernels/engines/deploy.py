@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
-"""Variables and flags by name, without leading dashes: `moe-a2a-backend` -> `deepep`. The value of a flag
-that takes none is empty."""
+"""Variables, and flags without leading dashes, by name. The value of a flag that takes none is empty."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 """The variable with which vLLM computes the shared expert as one of the routed experts."""
@@ -65,8 +64,7 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
-    """Names of the settings that change what an engine runs for these ops on an architecture, as far as the
-    files here tell."""
+    """Names of the settings that, by the files here, change what an engine runs for these ops."""
     names: list[str] = []
     for op in ops:
         for entry in entries(engine, op, arch):

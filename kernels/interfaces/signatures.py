@@ -1,5 +1,4 @@
-"""Reads signatures of functions: of live ones, of Python source, of schemas of torch's operators, and of C++
-bindings.
+"""Reads signatures of live functions, Python source, schemas of torch's operators, and C++ bindings.
 
 A signature that is read from a source has no annotations, and its defaults are texts (`Default`). `parse`
 reads the `str` of such a signature.
@@ -32,8 +31,7 @@ class Default:
 
 
 def of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a live function. None where it does not tell: where it is C++ (pybind11), or wrapped
-    by a function that takes anything."""
+    """The signature of a live function. None for C++ (pybind11), and where a wrapper takes anything."""
     # One of torch's operators has a schema, or its overload `default` has one.
     schema = getattr(getattr(function, "default", function), "_schema", None)
     if schema:

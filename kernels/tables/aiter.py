@@ -1,5 +1,4 @@
-"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and
-what is wrong with the tables.
+"""What AITER finds in its tuned tables for GEMM and MoE with block FP8, what it runs without a row, and faults.
 
 Sources: `get_CKGEMM_config` of `aiter/ops/gemm_op_a8w8.py` and `get_2stage_cfgs` of `aiter/fused_moe.py`, at
 commit e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key
@@ -168,8 +167,7 @@ class AiterTables:
         return Found(table.title, entry, notes=tuple(notes))
 
     def _doubts(self, row: Row, family: Family, target: Target, flops: int) -> Iterator[str]:
-        """What is doubtful about a row: it is cut short, or its time cannot be that of its M. flops: those of
-        a call at its M"""
+        """Why a row may be wrong: it is cut short, or its time cannot be that of these flops."""
         if row.truncated:
             yield "the row's line is cut short: AITER reads the missing cells as nan"
         if "us" not in row.cells:
@@ -190,8 +188,7 @@ class AiterTables:
             yield f"{us:g} us is in the next row, too: a copied time"
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for this GPU, one problem for each kind and file. Only the shapes
-        that were looked up count."""
+        """What is wrong with the rows of shapes that were looked up, one problem for each kind and file."""
         found = []
         if reason := older(self.files):
             found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
@@ -277,8 +274,7 @@ def power_of_two(m: int) -> int:
 
 
 def older(files: Files) -> str:
-    """Says that this copy of AITER may look up in another way than this module; empty where its source does
-    not, and for the recorded extracts."""
+    """Why this copy of AITER may look up in another way; empty if it does not, and for recorded extracts."""
     if files.path.parent == RECORDED:
         return ""
     try:
@@ -329,8 +325,7 @@ def _faults(
 def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
-    their lists are not read here."""
+    """Rows whose kernels this AITER lacks. Those of CK Tile, CK's MoE and FlyDSL are not checked here."""
     if family is MOE:
         columns, folders = ["kernelName1", "kernelName2"], ["fmoe/*", "fmoe_2stages"]
         ck_names = set[str]()

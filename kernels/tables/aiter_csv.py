@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 CONFIGS = "aiter/configs"
 """The folder of the tables."""
 LINE = "_line"
-"""A column of the recorded extracts: the line that a row has in AITER's own file. Other files get it when
-they are read."""
+"""The column of a row's line in AITER's own file. Recorded extracts have it, others get it when read."""
 SHORT = "_short"
 """A column that files get when they are read: whether a row has too few cells."""
 
@@ -112,8 +111,7 @@ class Row:
         return GFX_OF_UNITS.get(self.units) if gfx in ("", "0") else gfx
 
     def is_block_fp8(self, fp8: str) -> bool:
-        """Whether it is for block FP8, of whatever act_type. All rows of GEMM are. fp8: the dtype, such as
-        `torch.float8_e4m3fn`"""
+        """Whether it is for block FP8, of whatever act_type. All rows of GEMM are. fp8: the dtype's name"""
         if self.family is not MOE:
             return True
         _, *types = self.texts
@@ -208,8 +206,7 @@ class Table:
         return [row for row in rows if row.gfx in (arch, None)]
 
     def _read(self, name: str) -> _File | None:
-        """Reads a file as AITER does; None where AITER gets nothing from it. Either way it may add
-        problems."""
+        """Reads a file as AITER does; None where AITER gets nothing from it. It may add problems."""
         import pandas
 
         exists = Path(name).exists() if self._setting else self._files.has(name)
@@ -260,8 +257,7 @@ class Table:
         self.why_aiter_raises = self.why_aiter_raises or f"AITER raises before this look-up: see {file}"
 
     def _check_numbers(self, column: str, read: Sequence[_File]) -> None:
-        """Where pandas does not read a column of the merged files as numbers, finds the cell that is the
-        cause and adds the problem."""
+        """Adds a problem for a cell because of which pandas reads a column of the merged files as text."""
         from pandas import concat, to_numeric
         from pandas.api.types import is_numeric_dtype
 

@@ -67,8 +67,7 @@ class TritonTables:
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, but not the
-        bucket `any`, which AITER calls untuned."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. A hit is a bucket but `any` in the shape's own file."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         place = self._place(target, name)
         ending = f"-N={n}-K={k}.json"
@@ -120,8 +119,7 @@ class TritonTables:
         return self._read[file]
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files of the shapes that were looked up: no look-up reads them, they cannot
-        be read, or they lack large M."""
+        """Files of shapes that were looked up which no look-up reads, cannot be read, or lack large M."""
         found: list[Problem] = []
         for name, endings in self._endings.items():
             used = self._place(target, name).stem

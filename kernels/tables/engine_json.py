@@ -43,8 +43,7 @@ class Rules:
     gemm_default: Config
     """The configuration of a GEMM without a table."""
     moe_defaults: Mapping[str, Sequence[tuple[float, Config]]]
-    """By kind of platform, the configurations of a MoE without a table, each with the largest number of
-    tokens for which it is used, ascending."""
+    """By kind of platform, ascending: [most tokens, the configuration of a MoE without a table]."""
     below: str = ""
     """The folder in that of the variable in which the tables are; empty: that folder itself."""
 
@@ -169,8 +168,7 @@ class EngineTables:
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
     def untuned(self, target: Target) -> dict[str, str]:
-        """By a file's name, a list of the tables of an op that were looked for and do not exist, as the
-        engine's tuner names them."""
+        """By a file's name, the missing tables that were looked for, as the engine's tuner names them."""
         texts: dict[str, str] = {}
         for name in self._missed(target):
             op = "block_scale_gemm" if name.startswith("N=") else "fused_moe"
@@ -182,8 +180,7 @@ class EngineTables:
         return [name for name in self._asked if not self._all_places(target, name)]
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files of the shapes that were looked up, one problem for each kind and
-        folder."""
+        """What is wrong with files of shapes that were looked up, one problem for each kind and folder."""
         found: list[Problem] = []
         if self._asks("N="):
             found += self._of_folder(self._rules.gemm, self._device(target))
@@ -363,8 +360,7 @@ class EngineTables:
         folders: list[Place] = [self._rules.gemm]
         if name.startswith("E="):
             exact = within(self._moe_root, _version_folder(target))
-            # SGLang lists the other folders only if this one lacks the file. A wrong name among them stops
-            # it.
+            # SGLang lists the other folders, and stops at a wrong name, only if this one lacks the file.
             if self.engine == "sglang" and self._files.has(within(exact, name)):
                 yield within(exact, name)
             folders = [folder for folder in self._folders if folder != exact]

@@ -34,8 +34,7 @@ UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zi
 """The exceptions that reading a file or a damaged zip raises."""
 
 Place = str | Path
-"""A file or folder: a str in the package, by a name such as `aiter/configs`; a Path where an environment
-variable names it."""
+"""A file or folder: in the package a str such as `aiter/configs`; a Path where a variable names it."""
 
 
 class TableError(ValueError):

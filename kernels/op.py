@@ -73,7 +73,7 @@ class Tolerance:
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
     or truncate. The sigma of these calls is so wide that a common factor could hide in it."""
     bias_bf16: float = 0.006
-    """The same for all other calls. Truncating to bf16 makes outputs 0.28 percent smaller, rounding does not."""
+    """The same for all other calls. Only truncating to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
     A kernel of a format with one bit less errs in every row as much as a right call errs in its worst row, so
@@ -629,7 +629,7 @@ class Op(ABC):
         return Case(self.name, self.case_sizes(self.sizes(given)), **further)
 
     def case_sizes(self, sizes: DataclassInstance) -> dict[str, Size]:
-        """Sizes by name as records have them: without defaults of `unsaid`, and without `fp8` if nothing is FP8."""
+        """Sizes by name as records have them: no `unsaid` one at its default, no `fp8` if nothing is FP8."""
         by_name = asdict(sizes)
         for field in fields(sizes):
             if field.name in self.unsaid and by_name[field.name] == field.default:

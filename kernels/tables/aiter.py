@@ -1,4 +1,4 @@
-"""What AITER finds in its tuned tables for GEMM and MoE with block FP8, what it runs without a row, and faults.
+"""What AITER finds in its tuned tables for GEMM and MoE with block FP8, what it runs else, and what is wrong.
 
 Sources: `get_CKGEMM_config` of `aiter/ops/gemm_op_a8w8.py` and `get_2stage_cfgs` of `aiter/fused_moe.py`, at
 commit e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key

@@ -131,11 +131,8 @@ def implementations_of(path: Path) -> list[Implementation]:
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Dotted names of the modules in a package and in the packages inside it. Left out are kernels' sources
-    (`*_jit`) and lists of mistakes, which import torch or Triton.
-
-    folders: the folders of the package
-    """
+    """Dotted names of the modules in a package, which has these folders, and in the packages inside it. Left
+    out are kernels' sources (`*_jit`) and lists of mistakes, which import torch or Triton."""
     for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:

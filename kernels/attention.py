@@ -40,10 +40,7 @@ normalised, so rounding does not change it, and rows in which its share is large
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
     """Raises ValueError for a count below 1, a dtype other than those of BYTES, and an unknown FP8 format.
-
-    counts: the names of the sizes that are counts
-    dtype:  the name of the size that is a dtype
-    """
+    counts, dtype: the names of sizes"""
     for name in counts:
         if getattr(sizes, name) < 1:
             raise ValueError(f"size {name}={getattr(sizes, name)} of {op} must be at least 1")
@@ -61,12 +58,8 @@ def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
 
 def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_keys: float) -> None:
     """Adds about SHIFT to all scores of heads 0, 4, 8 ... and subtracts it from those of heads 3, 7, 11 ...
-    (with three heads or fewer, of all but the first). It overwrites these channels of q and of all keys.
-
-    q:       [rows, heads, width]
-    keys:    [..., width]
-    of_keys: the value that all keys get in these channels
-    """
+    (with three heads or fewer, of all but the first). It overwrites these channels of q [rows, heads, width],
+    and of all keys [..., width] with the value `of_keys`."""
     lowered_heads = slice(3, None, 4) if q.shape[1] > 3 else slice(1, None)
     of_raised_heads = SHIFT / SCALE / len(channels) / of_keys
     keys[..., channels] = of_keys
@@ -89,10 +82,8 @@ def empty_results(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, fp8: bool
 ) -> list[torch.Tensor]:
     """Room for a reference's value and sigma, and where operands are FP8, for its sigma_fp8 and even."""
-    if not fp8:
-        return [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
-    results = [torch.empty(shape, dtype=dtype, device=device) for _ in range(3)]
-    return [*results, torch.empty(shape[:-1], dtype=torch.bool, device=device)]
+    results = [torch.empty(shape, dtype=dtype, device=device) for _ in range(3 if fp8 else 2)]
+    return [*results, torch.empty(shape[:-1], dtype=torch.bool, device=device)] if fp8 else results
 
 
 def with_squares(v: torch.Tensor) -> torch.Tensor:
@@ -118,8 +109,7 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
 
 def output_variance(v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The variance [..., rows, width] of rounding the output to bf16, and that of LEAST_SIGMA.
-    v: what `with_squares` returned"""
+    """The variance [..., rows, width] of rounding `out` to bf16 plus that of LEAST_SIGMA. v: with_squares"""
     return (UNIT * out).square() + (LEAST_SIGMA * v[..., : out.shape[-1]].abs().amax()).square()
 
 
@@ -158,10 +148,6 @@ def fp8_variance(
 
 
 def is_even(p: torch.Tensor, independent: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
-    """`Reference.even`, bool [..., rows]: the rows in which each weight is less than EVEN, and in which the
-    common error is less than a tenth of the independent one.
-
-    p:                   exact weights [..., rows, keys]
-    independent, common: the squared errors that `fp8_variance` returned
-    """
+    """`Reference.even`, bool [..., rows]: the rows in which each weight of p [..., rows, keys] is less than
+    EVEN, and the common error less than a tenth of the independent one (squares, from `fp8_variance`)."""
     return (common.mean(-1) < 0.01 * independent.mean(-1)) & (p.amax(-1) < EVEN)

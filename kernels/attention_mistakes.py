@@ -69,10 +69,7 @@ IN_BF16 = Arithmetic()
 
 
 def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
-    """The attention of these keys. A query that sees no key gets zeros.
-
-    scores: the natural logarithms of the weights, -inf where masked
-    """
+    """The attention of these keys, by the logarithms of its weights. A query that sees no key gets zeros."""
     scores = how.round_scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
     if how.backwards:
@@ -176,10 +173,7 @@ class Attended:
         **changed: Any,
     ) -> torch.Tensor:
         """The output of a call that rounds softmax weights to FP8, and q, unless it has FP8 values already.
-
-        how:            its `round_weights` counts if it is not that of IN_BF16
-        weights, query: the formats; None for `fp8` of this object
-        changed:        as in `out`
+        weights, query: the formats, by default `fp8`; a `round_weights` of `how` other than bf16 comes first
         """
         if how.round_weights is bf16:
             how = replace(how, round_weights=partial(fp8, weights or self.fp8))
@@ -187,11 +181,8 @@ class Attended:
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """The output of a call that takes the keys in parts.
-
-        by:      combines the results of all parts
-        overlap: how many keys of the next part are read too
-        """
+        """The output of a call that takes the keys in parts, each with so many keys of the next part.
+        by: combines the results of all parts"""
         scores = self.scores
         results = []
         for begin, end in self.parts:
@@ -321,10 +312,8 @@ class AttentionOp:
     def kernel(
         self, sequences: Callable[[Any], list[Any]], change: Callable[[Attended, torch.Tensor], torch.Tensor]
     ) -> Compute:
-        """A kernel that is wrong in some sequences.
-
-        sequences: maps operands to these; change: (what a right kernel reads, right output) -> wrong output
-        """
+        """A kernel that is wrong in the sequences that the first function returns of operands.
+        change: (what a right kernel reads, right output) -> wrong output"""
 
         def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
             for s in sequences(o):
@@ -349,19 +338,12 @@ class AttentionOp:
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
         """What kernels that are wrong everywhere give for some sequences. The diagnosis does limited work on
         these answers, so the op's own come first, and those that take long come last.
-
-        read:    what a right kernel reads for each of these sequences
-        own:     by name, what this op can do wrong in a sequence
-        columns: those of the output that are returned
-        """
+        read: what a right kernel reads for each sequence; columns: those of the output that are returned"""
 
         def output(wrong: Wrong) -> torch.Tensor:
             row_shape = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
-            outputs = []
-            for a in read:
-                out = wrong(a)
-                outputs.append(out.reshape(-1, *row_shape, out.shape[-1])[..., columns])
-            return torch.cat(outputs)
+            outputs = [out.reshape(-1, *row_shape, out.shape[-1]) for out in map(wrong, read)]
+            return torch.cat([out[..., columns] for out in outputs])
 
         wrongs = {**own, **SHARED_MISTAKES}
         slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))

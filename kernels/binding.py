@@ -197,15 +197,10 @@ Taken = Symbol | tuple[Symbol, ...]
 
 def first_of(*alternatives: Symbol) -> Any:
     """The first symbol that exists. Where none exists, raises what `find` of the first one raises."""
-    errors: list[BindingError | Unsupported] = []
-    for symbol in alternatives:
-        try:
-            symbol.at()
-        except (BindingError, Unsupported) as error:
-            errors.append(error)
-        else:
-            return symbol
-    raise errors[0]
+    existing = next((symbol for symbol in alternatives if symbol.exists()), None)
+    if existing is None:
+        alternatives[0].find()  # raises
+    return existing
 
 
 def _innermost(names: list[str]) -> tuple[ModuleType, int]:

@@ -52,10 +52,8 @@ DEFECTS = [Defect(**entry) for entry in read_toml(Path(__file__).with_suffix(".t
 def known_defects(
     row: Implementation, sizes: DataclassInstance, arch: str, version: str | None = None
 ) -> list[Defect]:
-    """The defects that may occur when an implementation runs at these sizes. Its library is not imported.
-
-    version: the version of its library; None for the installed one
-    """
+    """The defects that may occur when an implementation runs at these sizes with this version of its library,
+    by default the installed one. The library is not imported."""
     version = row.version if version is None else version
     known = []
     for defect in DEFECTS:

@@ -168,11 +168,7 @@ def visible(
     kind: str, devices: Sequence[T], name: Callable[[T], str], environment: Mapping[str, str] = os.environ
 ) -> list[T]:
     """The devices that the environment selects, in the order in which torch numbers them.
-
-    kind:    `cuda` or `rocm`
-    devices: all devices, in the driver's order
-    name:    returns the driver's identifier of a device
-    """
+    devices: all, in the driver's order; name: returns the driver's identifier of one"""
     for variables in VARIABLES[kind]:
         variable = next((variable for variable in variables if variable in environment), None)
         if variable is not None:

@@ -99,10 +99,8 @@ class Reference:
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
-    """The numbers 0 .. count - 1 in such an order that the first n of them are spread evenly, for any n.
-
-    offset: about where the order begins, as a share of the count, in [0, 1)
-    """
+    """The numbers 0 .. count - 1 in such an order that the first n of them are spread evenly, for any n. The
+    order begins at about `offset` * count, with an offset in [0, 1)."""
     # Steps of the golden section do that. They repeat some numbers and miss others, which follow at the end.
     golden = 0.5 * (5**0.5 - 1)
     steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
@@ -124,10 +122,8 @@ def affordable(
     """Which rows a reference computes: the first ones in `order` that together take at most `max_flops` and
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
-    order: the numbers of all rows; a repeated one counts once
-    flops: returns what a row costs. It is called row by row in this order, so the cost may depend on the rows
-           before: a weight is dequantised for the first row that needs it
-    width: elements of a row of the output
+    order: the numbers of all rows, which have `width` elements each; a repeated one counts once
+    flops: called in this order, as a weight is dequantised at the cost of the first row that needs it
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -223,24 +219,18 @@ class Prepared:
         self._called = False
 
     def call(self) -> None:
-        """Timed: computes the op once, from whatever the operands hold now.
-
-        The harness fills `out` with NaN before the first call. Raises TypeError if that call leaves all of it
-        NaN and returns another tensor of its shape.
+        """Timed: computes the op once, from whatever the operands hold now. The harness fills `out` with NaN
+        before the first call. Raises TypeError if that leaves it NaN and returns another tensor of its shape.
         """
         assert self._call is not None
-        returned = self._call()
+        returned: Any = self._call()
         if self.out is None:
             self._returned = returned
         elif not self._called:
             self._called = True
-            if self._is_other_output(returned) and self.out.isnan().all():
+            is_output = isinstance(returned, torch.Tensor) and returned.shape == self.out.shape
+            if is_output and returned.data_ptr() != self.out.data_ptr() and self.out.isnan().all():
                 raise TypeError(f"{named(self._call)} did not write `out`, but returned one: see `allocates`")
-
-    def _is_other_output(self, returned: object) -> bool:
-        if not isinstance(returned, torch.Tensor) or returned.shape != self.out.shape:
-            return False
-        return returned.data_ptr() != self.out.data_ptr()
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: puts new live operands, by name, where `call` reads them."""
@@ -409,11 +399,8 @@ class Implementation:
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """As `prepare`, on another of the sets of operands that calls rotate over.
-
-        first: the call that was prepared on the first set. Where the stationary operands are the same, the
-               new call may use the layouts that were made of them for `first`
-        """
+        """As `prepare`, on another of the sets of operands that calls rotate over. Where stationary operands
+        are the same, the call may use the layouts that were made for `first`, the call on the first set."""
         return self.prepare(operands, out)
 
 
@@ -446,9 +433,8 @@ def implementation(
             return functools.partial(lib.fast, operands.q, operands.kv, out)
 
     base:       says what all rows of a library share
-    stationary: brings the stationary operands into the library's layout; it gets the operands. The declared
-                function gets the result as its third argument. It is called once for all sets of operands
-                with the same stationary tensors
+    stationary: brings the stationary operands into the library's layout, once for all sets with the same
+                ones. It gets the operands, and the declared function its result as a third argument
     overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions, without `self`, for
                 the methods in REQUIREMENTS and REPLACED
 
@@ -496,11 +482,9 @@ def _preparing(
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
-    """The class of a user's own kernel of an op. Raises TypeError, in one line, for what cannot be one.
-
-    kernel: a class that `implementation` made; or a function of (operands, out) that fills `out`, returns the
-            output, or returns the call to be timed
-    """
+    """The class of a user's own kernel of an op: a class that `implementation` made; or a function of
+    (operands, out) that fills `out`, returns the output, or returns the call to be timed. Raises TypeError,
+    in one line, for anything else."""
     if isinstance(kernel, type) and issubclass(kernel, Implementation):
         if kernel.op not in ("", op):
             raise TypeError(f"{kernel.name} is declared for {kernel.op}, not for {op}")
@@ -530,11 +514,8 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 def _check_parameters(
     function: Any, parameters: tuple[str, ...], source: str, follow_wrapped: bool = True
 ) -> None:
-    """Raises TypeError where a function does not take so many arguments by position.
-
-    parameters:     what the arguments are, for the error
-    follow_wrapped: whether a function that `functools.wraps` made takes what the function inside takes
-    """
+    """Raises TypeError where a function does not take these arguments by position. follow_wrapped: as of
+    `inspect.signature`"""
     try:
         inspect.signature(function, follow_wrapped=follow_wrapped).bind(*parameters)
     except TypeError:
@@ -658,10 +639,7 @@ class Op(ABC):
 
     def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """The suite's own kernel that a boundary adds to the next narrower one. Returns a call that reads
-        `operands` and writes the live operands of the narrower boundary.
-
-        into: the tensors to write, by the names of these operands
-        """
+        `operands` and writes the live operands of the narrower boundary, by name, `into` these tensors."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
@@ -681,10 +659,8 @@ class Op(ABC):
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the operands in fp64, or in fp32 where the error of that is far below a sigma.
-        Where all rows would take more than `max_flops` or MOST_ELEMENTS, it computes a sample of them.
-
-        offset: selects the sample, in [0, 1) (see `spread`)
-        """
+        Where all rows would take more than `max_flops` or MOST_ELEMENTS, it computes a sample of them, which
+        an offset in [0, 1) selects (see `spread`)."""
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes that `reference` holds at most beside the operands: by default three results in fp64."""

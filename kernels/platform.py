@@ -378,10 +378,8 @@ def _kfd_gpu(node: Path, properties: dict[str, str], pci: Path, has_own_id: bool
 def _part(pci: Path, domain: int, location: int, product: str, dies: int) -> str:
     """The name of a part of a GPU: its compute partition, and its memory partition if known (`CPX/NPS4`).
     Empty for a whole GPU.
-
-    location: the driver's location_id, whose lowest 16 bits are bus, device and function
-    dies:     how many accelerator dies (XCC) the part has; 0 if unknown
-    """
+    location: the driver's location_id, whose lowest 16 bits are bus, device and function; dies: how many
+    accelerator dies (XCC) the part has, 0 if unknown"""
     address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
     partitions = {"compute": "", "memory": ""}
     for kind in partitions:

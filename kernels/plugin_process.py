@@ -38,9 +38,7 @@ class PluginError(Exception):
 def describe_error(error: BaseException, skipped: int = 1) -> str:
     """An exception in one line of at most 600 characters, which begins with the innermost three places in a
     user's own code, the last one first: `mine.py:14 in prepare: ValueError: ...`. Its cause follows.
-
-    skipped: how many of the outermost frames are left out; the outermost one is where it was caught
-    """
+    skipped: how many of the outermost frames are left out, of which the first is where it was caught"""
     from kernels.triton_runtime import NOT_INTERPRETED
 
     frames = traceback.extract_tb(error.__traceback__)[skipped:]

@@ -100,8 +100,7 @@ class Tunable(Implementation):
         """The configuration for these sizes: forced, stored or by rule, in this order. Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        nearest_first = self.stored(target, sizes)
-        if nearest_first:
+        if nearest_first := self.stored(target, sizes):
             return nearest_first[0]
         by_rule = f"by rule: none of the stored fits {target.arch} here"
         return Choice(self.heuristic(target, sizes), by_rule)
@@ -110,7 +109,7 @@ class Tunable(Implementation):
         """The stored choices for targets of this kind whose configurations are right at these sizes, the
         nearest first (see `StoredChoice.distance_to`). Raises StoredError."""
         choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
-        if not choices:
+        if not choices:  # the configurations of some rows take long to list
             return []
         features = self.features(sizes)
         choices.sort(key=lambda choice: choice.distance_to(features, target))
@@ -192,10 +191,7 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
 
 
 def own_folder(setting: str) -> Path:
-    """The folder that KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist.
-
-    setting: the value of the variable
-    """
+    """The folder that a value of KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist."""
     if not Path(setting).is_dir():
         raise StoredError(f"{OWN} names {setting}, which is not a folder")
     return Path(setting)

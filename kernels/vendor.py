@@ -245,11 +245,8 @@ class TileLang(Vendor):
     @staticmethod
     @functools.cache
     def compiled(module: str, source: str, *constants: Hashable) -> VendorFunction:
-        """Compiles a TileLang program into a kernel. Raises Unsupported or BindingError.
-
-        module:    the dotted name of a module of TileLang programs
-        source:    the name of a function in it, which returns the program for these constants
-        """
+        """Compiles a TileLang program into a kernel. The function `source` of a module, both given by name,
+        returns the program for these constants. Raises Unsupported or BindingError."""
         TileLang.COMPILE.at()  # raises where TileLang is missing, before the module imports it
         program = getattr(importlib.import_module(module), source)(*constants)
         return TileLang.COMPILE.bind(func=program)()

@@ -121,11 +121,8 @@ def default(
     engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> EngineDefault | None:
     """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
-    with the most flags, and of several the first. None where there is no such entry.
-
-    sizes: all sizes of the op, including defaults
-    given: the variables and flags that are set, as in `EngineDefault.settings`
-    """
+    with the most flags, and of several the first. None where there is no such entry. sizes: all of the op,
+    including defaults; given: what is set, as in `EngineDefault.settings`"""
     chosen: EngineDefault | None = None
     for entry in entries(engine, op, arch):
         are_set = entry.settings.items() <= given.items()
@@ -137,12 +134,8 @@ def default(
 def choices(
     op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> dict[str, EngineDefault]:
-    """What each engine runs for a case, by engine, where that is known.
-
-    sizes: as a case or a record has them. The result is {} where the op or a size is unknown here, as those
-           of a plug-in may be
-    given: as in `default`
-    """
+    """What each engine runs for a case, by engine, where that is known: for no engine where the op or a size
+    is unknown here, as those of a plug-in may be. sizes: of a case or record; given: as in `default`"""
     try:
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):

@@ -75,13 +75,11 @@ def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
 def deployed(
     engine: str, arch: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool, kv: str, given: Settings
 ) -> Deployment:
-    """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
+    """How an engine splits a model over `tp` ranks, and the experts over `ep` of them (1 or tp). Raises
+    ValueError where it cannot. kv: the dtype of the cache, bf16 or fp8
 
-    ep:           over how many ranks the experts are spread: 1 or tp
-    dp_attention: whether each rank has its own requests. Each rank of vLLM then holds all linear layers
-                  whole; SGLang still splits the dense MLPs over all ranks, and gives them the tokens of all
-    kv:           the dtype of the cache, bf16 or fp8
-    given:        the variables and flags that are set
+    With `dp_attention` each rank has its own requests. Each rank of vLLM then holds all linear layers whole;
+    SGLang still splits the dense MLPs over all ranks, and gives them the tokens of all.
     """
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")

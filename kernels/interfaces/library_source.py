@@ -166,7 +166,7 @@ class LibrarySource:
         self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
         """The signature of a name that the module makes when it is imported or asked for the name. A dict in
-        its source may say where: `{name: "module"}`, `{name: "module:name"}`, `{name: ("module", "name")}`."""
+        its source may say where: {name: "module"}, {name: "module:name"} or {name: ("module", "name")}."""
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):

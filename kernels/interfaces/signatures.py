@@ -83,10 +83,7 @@ def _parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspec
 
 def of_fields(body: Iterable[ast.stmt], by_name: bool) -> inspect.Signature | None:
     """The signature of a dataclass, named tuple or model, by the annotated names in its body. None where a
-    field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`.
-
-    by_name: whether all fields are keyword-only
-    """
+    field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`."""
     parameters = ["*"] if by_name else []
     for field in body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

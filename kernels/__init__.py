@@ -61,13 +61,9 @@ def implementations(op: str) -> list[Implementation]:
             continue
         first = by_name.setdefault(candidate.name, candidate)
         if first is not candidate:
-            files = sorted({_file_of(first), _file_of(candidate)})
+            files = sorted({row.plugin or inspect.getfile(type(row)) for row in (first, candidate)})
             raise PluginError(f"{candidate.name} of {op} is declared twice, in {' and '.join(files)}")
     return [by_name[name] for name in sorted(by_name)]
-
-
-def _file_of(implementation: Implementation) -> str:
-    return implementation.plugin or inspect.getfile(type(implementation))
 
 
 def _declared_in(module: ModuleType) -> Iterator[Implementation]:
@@ -194,8 +190,7 @@ def _add_ops() -> None:
                 _add_op(package)
     for path in plugin_files():
         if path.is_dir():
-            # A folder that cannot be used must not break `import kernels`. `implementations` and
-            # `load_plugins` import it again, and raise the error there.
+            # An unusable folder must not break `import kernels`: `implementations` raises its error.
             with contextlib.suppress(PluginError):
                 _import_plugin(path)
 

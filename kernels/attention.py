@@ -49,7 +49,7 @@ def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> Non
     fp8_format(sizes.fp8)
 
 
-def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
+def arguments_of(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of a library's function that it needs or may take, by name. Libraries name the same
     argument differently: a key of `values` holds all names of it, separated by spaces."""
     by_name = {name: value for names, value in values.items() for name in names.split()}

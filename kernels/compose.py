@@ -16,10 +16,7 @@ def bind(
 ) -> Prepared:
     """Prepares an implementation on operands of any boundary that it supports. In a wider boundary than its
     own, a call makes the step to the next narrower boundary (see `Op.step`), then the call of that boundary.
-
-    first: what this function returned for the first of the sets of operands that calls rotate over; None for
-           that set itself
-    """
+    first: what this function returned for the first of the sets that calls rotate over; None for that set"""
     if operands.boundary in implementation.boundaries:
         implementation.require()
         if first is None:

@@ -64,10 +64,10 @@ class EngineConfig:
 class EngineTable:
     """What an engine uses for a shape on this machine's device."""
 
-    now: EngineEntry
+    entry: EngineEntry
     """The configuration at the M of the case."""
     origin: str
-    """Where `now` comes from, as `origin_of` says it."""
+    """Where `entry` comes from, as `origin_of` says it."""
     files: Mapping[str, Mapping[int, EngineEntry]]
     """The files that the engine looks for, the main one first: by the name below its folder, the
     configurations that the engine uses now, at the M of LADDER and at those of the table."""

@@ -99,9 +99,7 @@ def dequantise_activations(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Returns q * scale [..., K], rounded to fp32 and then to dtype, by default fp32. In fp64 it is exact.
-
-    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32
-    """
+    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32"""
     import torch
 
     dtype = dtype or torch.float32

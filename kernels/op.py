@@ -585,8 +585,7 @@ class Op(ABC):
     axes: ClassVar[tuple[str, ...]] = ()
     # Sizes that cases leave out at their default, as records have it that are older than these sizes.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The name of the size that is `fp8` where operands are FP8. Only then a case has the size `fp8`, their
-    # format. Empty: cases have that size whenever `Sizes` has it.
+    # The size that is `fp8` where operands are FP8: only such cases have the size `fp8`. Empty: all have it.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:

@@ -78,8 +78,8 @@ class Operands(ABC):
 
     def turned(self: Own, turn: int, cold: bool = False) -> Own:
         """The set number `turn`, from 1, of those that calls rotate over: copies of the tensors that a step
-        streams, or of all tensors if `cold`. An op of which `Op.turns` is true returns other live operands instead, with
-        which the call reads other parts of the stationary ones."""
+        streams, or of all tensors if `cold`. An op of which `Op.turns` is true returns other live operands
+        instead, with which the call reads other parts of the stationary ones."""
         return self.copy(None if cold else self.streamed)
 
     def far(self: Own) -> Own | None:

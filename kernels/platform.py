@@ -69,10 +69,7 @@ class Platform:
 
     def library(self, module: str, *, install: str = "") -> Support:
         """Whether a module of this name is installed here and is the one that rows mean. Yes for a platform
-        that is not here. Nothing is imported.
-
-        install: says how to get it, for the reason; by default as LIBRARIES says it
-        """
+        that is not here. Nothing is imported. install: says how to get it, by default as LIBRARIES does"""
         if not self.here:
             return Support(True)
         install = install or LIBRARIES.get(module, {}).get("install", "")

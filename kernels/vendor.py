@@ -99,8 +99,7 @@ def releases_read(library: str) -> list[str]:
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest release of the version's series that was read, where the version is newer than that. Empty
-    otherwise, and where the version cannot be read."""
+    """The newest release that was read of a version's series, if it is older than the version; else empty."""
     try:
         installed = Version(version)
     except InvalidVersion:
@@ -284,10 +283,7 @@ ONEDNN_ISAS = _ISAS.split()
 
 def onednn_may_use(isa: str) -> Support:
     """Whether this process's environment lets oneDNN use an instruction set. isa: of ONEDNN_ISAS, or empty
-
-    oneDNN takes values in upper or lower case, reads the older variable, DNNL_MAX_CPU_ISA, where the newer
-    one is not set, and ignores unknown values.
-    """
+    oneDNN ignores case and unknown values, and reads DNNL_MAX_CPU_ISA where the newer variable is not set."""
     if not isa:
         return Support(True)
     too_low = ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]

@@ -82,14 +82,15 @@ def engines() -> tuple[str, ...]:
 
 
 @functools.cache
-def _read(engine: str) -> dict[str, Any]:
+def facts(engine: str) -> dict[str, Any]:
+    """What the file of an engine says."""
     return read_toml(DATA / f"{engine}.toml")
 
 
 @functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
     """All entries of an engine, in the file's order."""
-    data = _read(engine)
+    data = facts(engine)
     entries = []
     for entry in data["default"]:
         fields = {**entry, "archs": tuple(entry["archs"]), "when": tuple(entry.get("when", ()))}
@@ -99,7 +100,7 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
 
 def triton(engine: str) -> str:
     """The version of Triton that an engine's release on PyPI installs, through the torch that it requires."""
-    return str(_read(engine)["triton"])
+    return str(facts(engine)["triton"])
 
 
 def archs(engine: str) -> list[str]:
@@ -123,12 +124,9 @@ def default(
     """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
     with the most flags, and of several the first. None where there is no such entry. sizes: all of the op,
     including defaults; given: what is set, as in `EngineDefault.settings`"""
-    chosen: EngineDefault | None = None
-    for entry in entries(engine, op, arch):
-        are_set = entry.settings.items() <= given.items()
-        if are_set and entry.holds(sizes) and (chosen is None or len(entry.settings) > len(chosen.settings)):
-            chosen = entry
-    return chosen
+    with_flags = [entry for entry in entries(engine, op, arch) if entry.settings.items() <= given.items()]
+    applying = [entry for entry in with_flags if entry.holds(sizes)]
+    return max(applying, key=lambda entry: len(entry.settings), default=None)
 
 
 def choices(

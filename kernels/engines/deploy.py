@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from kernels.engines import default, entries
+from kernels.engines import default, engines, entries, facts
 from shapes.attention import Parallel
 from shapes.deployment import Deployment
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes
@@ -24,21 +24,10 @@ Settings = Mapping[str, str]
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 """The variable with which vLLM computes the shared expert as one of the routed experts."""
 
-SPLITS = {
-    "vllm": (FUSED,),
-    "sglang": ("disable-shared-experts-fusion", "moe-a2a-backend", "moe-dense-tp-size"),
-}
+SPLITS: Mapping[str, Sequence[str]] = {engine: facts(engine)["splits"] for engine in engines()}
 """Settings that change how an engine splits the model, besides --tp, --dp-attention and --ep."""
 
-AITER_TABLES = (
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-    "AITER_CONFIG_FMOE", "AITER_BYPASS_TUNE_CONFIG", "AITER_KSPLIT", "CU_NUM",
-)  # fmt: skip
-
-TABLES = {
-    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
-    "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
-}
+TABLES: Mapping[str, Sequence[str]] = {engine: facts(engine)["tables"] for engine in engines()}
 """Settings that change whether and where an engine and its libraries look for tuned tables."""
 
 
@@ -65,10 +54,7 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
     """Names of the settings that, by the files here, change what an engine runs for these ops."""
-    names: list[str] = []
-    for op in ops:
-        for entry in entries(engine, op, arch):
-            names += entry.settings
+    names = [name for op in ops for entry in entries(engine, op, arch) for name in entry.settings]
     return list(dict.fromkeys([*names, *SPLITS[engine], *TABLES[engine]]))
 
 

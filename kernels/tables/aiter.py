@@ -8,8 +8,11 @@ of MoE, and in what a merge does with gfx and with equal keys. `older` recognise
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
+import functools
 import io
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -43,33 +46,28 @@ class AiterTables:
         """environment: the variables with which the engine is started."""
         self.files, self.environment = files, environment or {}
         self.triton = TritonTables(files)
-        self._tables: dict[Family, Table] = {}
         self._looked_up: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
         """By family, the shapes of all look-ups."""
         self._missed: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
         """By family, the look-ups that found no row, as (*shape, M)."""
-        self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
+    @functools.cache  # noqa: B019  # a copy of AITER is read once in a process
     def table(self, family: Family) -> Table:
-        if family not in self._tables:
-            self._tables[family] = Table(self.files, family, self.environment)
-        return self._tables[family]
+        return Table(self.files, family, self.environment)
 
+    @functools.cache  # noqa: B019
     def by_shape(self, family: Family, target: Target) -> Shapes:
         """The rows of a family that a look-up for this GPU can find."""
-        if (family, target) not in self._shapes:
-            shapes: Shapes = defaultdict(lambda: defaultdict(list))
-            table = self.table(family)
-            for row in [] if table.why_no_row_is_found else table.rows(target.arch):
-                is_whole = all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
-                if is_whole and row.units == target.units and row.is_block_fp8(fp8_of(target.arch)):
-                    shapes[row.shape][int(row.m)].append(row)
-            self._shapes[family, target] = shapes
-        return self._shapes[family, target]
+        shapes: Shapes = defaultdict(lambda: defaultdict(list))
+        table = self.table(family)
+        for row in [] if table.why_no_row_is_found else table.rows(target.arch):
+            is_whole = all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
+            if is_whole and row.units == target.units and row.is_block_fp8(fp8_of(target.arch)):
+                shapes[row.shape][int(row.m)].append(row)
+        return shapes
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or, with a preshuffled w,
-        as `gemm_a8w8_blockscale_bpreshuffle` does."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` or its `_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
         ms = padded(m, n)
@@ -351,14 +349,11 @@ def _unknown_names(
 def _assembly_names(files: Files, arch: str, folders: list[str]) -> set[str]:
     """The names of the assembly kernels; empty where their lists are missing. folders: those of the lists"""
     names = set()
-    for root in ("hsa", "aiter_meta/hsa"):
-        for folder in folders:
-            for file in files.names(f"{root}/{arch}/{folder}/*.csv"):
-                try:
-                    rows = csv.DictReader(io.StringIO(files.text(file), newline=""))
-                    names |= {row.get("knl_name") or "" for row in rows}
-                except (TableError, csv.Error):
-                    continue
+    for root, folder in itertools.product(("hsa", "aiter_meta/hsa"), folders):
+        for file in files.names(f"{root}/{arch}/{folder}/*.csv"):
+            with contextlib.suppress(TableError, csv.Error):
+                rows = csv.DictReader(io.StringIO(files.text(file), newline=""))
+                names |= {row.get("knl_name") or "" for row in rows}
     return names
 
 

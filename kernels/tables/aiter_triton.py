@@ -7,6 +7,7 @@ Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -60,8 +61,6 @@ class TritonTables:
 
     def __init__(self, files: Files) -> None:
         self._files, self._bounds = files, bounds_of(files)
-        # By file, its buckets and its text; None where it cannot be read.
-        self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: list[Problem] = []
         self._endings: dict[str, set[str]] = defaultdict(set)
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
@@ -106,17 +105,16 @@ class TritonTables:
         in_order = places(target.arch, name)
         return next((place for place in in_order if self._files.has(place.default)), in_order[-1])
 
+    @functools.cache  # noqa: B019  # a copy of AITER is read once in a process
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
         """The buckets of a file and its text. None where it cannot be read, which becomes a problem."""
-        if file not in self._read:
-            self._read[file] = None
-            try:
-                text = self._files.text(file)
-                self._read[file] = (json_object(text), text)
-            except TableError as error:
-                reason = f"cannot be read ({error.reason}): AITER raises when it reads this file"
-                self._problems.append(Problem(file, error.line, reason))
-        return self._read[file]
+        try:
+            text = self._files.text(file)
+            return json_object(text), text
+        except TableError as error:
+            reason = f"cannot be read ({error.reason}): AITER raises when it reads this file"
+            self._problems.append(Problem(file, error.line, reason))
+            return None
 
     def problems(self, target: Target) -> list[Problem]:
         """Files of shapes that were looked up which no look-up reads, cannot be read, or lack large M."""

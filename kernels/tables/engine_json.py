@@ -57,9 +57,7 @@ RULES = {engine: Rules(**rules) for engine, rules in RULES_TOML["engines"].items
 
 IMPOSSIBLE = "AMD_Instinct_MI3(00|08|25)X?_OAM"
 """A pattern of device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
-INVARIANT: Config = {
-    "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
-}  # fmt: skip
+INVARIANT: Config = RULES_TOML["batch_invariant"]
 """What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
 INVARIANT_NOTE = "VLLM_BATCH_INVARIANT: no table is read"
 
@@ -88,7 +86,6 @@ class EngineTables:
         if invariant not in ("0", "1"):
             raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1")
         self._invariant = invariant == "1"
-        self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
@@ -322,11 +319,8 @@ class EngineTables:
         return tuple(notes)
 
     def _stop(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens instead of a launch; empty where nothing fails.
-
-        of_all: the size that SGLang reads from every entry of the table, not only from the one that it uses;
-                empty for none
-        """
+        """What happens instead of a launch; empty where nothing fails. of_all: the size, if any, that SGLang
+        reads from every entry of the table, not only from the one that it uses"""
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all:
@@ -399,15 +393,14 @@ class EngineTables:
                     raise TableError(f"the name {name} is not triton_ and a version") from None
         return [within(self._moe_root, by_version[version]) for version in sorted(by_version, reverse=True)]
 
+    @functools.cache  # noqa: B019  # an engine is read once in a process
     def _load(self, place: Place) -> Configurations:
-        if place not in self._loaded:
-            file = str(place)
-            says_triton = self.engine == "vllm" and not Path(file).name.startswith("N=")
-            try:
-                self._loaded[place] = parse(file, self._files.text(place), says_triton)
-            except TableError as error:
-                self._loaded[place] = Configurations(file, broken=error.reason)
-        return self._loaded[place]
+        file = str(place)
+        says_triton = self.engine == "vllm" and not Path(file).name.startswith("N=")
+        try:
+            return parse(file, self._files.text(place), says_triton)
+        except TableError as error:
+            return Configurations(file, broken=error.reason)
 
 
 def file_name(shape: str, device: str, block: str) -> str:
@@ -451,10 +444,7 @@ def _grouped(problems: list[Problem]) -> list[Problem]:
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """The sizes without which a launch fails."""
-OPTIONS = (
-    "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
-    "num_warps", "waves_per_eu",
-)  # fmt: skip
+OPTIONS = RULES_TOML["options"]
 """Options for which the kernels have defaults."""
 
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')

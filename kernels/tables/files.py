@@ -12,20 +12,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from kernels.tables import RULES_TOML
+
 RECORDED = Path(__file__).parent / "recorded"
 """Has a zip for each library, with its tables for DeepSeek's shapes. tools/record_tables.py makes them."""
-
-PLACES = (
-    "{package}",
-    "python/{package}",
-    "lib/python3*/site-packages/{package}",
-    "*/lib/python3*/*-packages/{package}",
-    "*/*/lib/python3*/*-packages/{package}",
-    "opt/conda/envs/*/lib/python3*/site-packages/{package}",
-    "*/{package}/{package}",
-    "*/*/{package}",
-)
-"""Where a package may be below a path, which is a checkout, an environment or the files of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 """A line such as `__version__ = version = '0.1.20'` in a package's source."""
@@ -165,7 +155,7 @@ def _parent(package: str, path: Path) -> Path:
         raise TableError(f"{path}: no such file or folder")
     if path.name == package and (path / "__init__.py").is_file():
         return path.parent
-    for place in PLACES:
+    for place in RULES_TOML["places"]:
         for folder in sorted(path.glob(place.format(package=package))):
             if (folder / "__init__.py").is_file() or (folder / "configs").is_dir():
                 return folder.parent

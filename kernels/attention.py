@@ -40,7 +40,7 @@ normalised, so rounding does not change it, and rows in which its share is large
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
     """Raises ValueError for a count below 1, a dtype other than those of BYTES, and an unknown FP8 format.
-    counts, dtype: the names of sizes"""
+    counts, dtype: the names of the sizes that are counts, and of the one that is a dtype"""
     for name in counts:
         if getattr(sizes, name) < 1:
             raise ValueError(f"size {name}={getattr(sizes, name)} of {op} must be at least 1")
@@ -109,7 +109,7 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
 
 def output_variance(v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The variance [..., rows, width] of rounding `out` to bf16 plus that of LEAST_SIGMA. v: with_squares"""
+    """The variance [..., rows, width] of rounding to bf16, plus LEAST_SIGMA's. v: from `with_squares`"""
     return (UNIT * out).square() + (LEAST_SIGMA * v[..., : out.shape[-1]].abs().amax()).square()
 
 
@@ -148,6 +148,6 @@ def fp8_variance(
 
 
 def is_even(p: torch.Tensor, independent: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
-    """`Reference.even`, bool [..., rows]: the rows in which each weight of p [..., rows, keys] is less than
-    EVEN, and the common error less than a tenth of the independent one (squares, from `fp8_variance`)."""
+    """`Reference.even`, bool [..., rows]: each weight of p [..., rows, keys] is less than EVEN, and the common
+    error is less than a tenth of the independent one. Both are squares, from `fp8_variance`."""
     return (common.mean(-1) < 0.01 * independent.mean(-1)) & (p.amax(-1) < EVEN)

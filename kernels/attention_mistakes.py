@@ -69,7 +69,7 @@ IN_BF16 = Arithmetic()
 
 
 def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
-    """The attention of these keys, by the logarithms of its weights. A query that sees no key gets zeros."""
+    """The attention of keys by their scores, -inf where masked. A query that sees no key gets zeros."""
     scores = how.round_scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
     if how.backwards:
@@ -361,7 +361,8 @@ class AttentionOp:
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
     ) -> tuple[Mistake, ...]:
-        """What both ops, and this one in all sequences or in one, can do wrong in calls that round to FP8."""
+        """What both ops can do wrong in a call that rounds to FP8. everywhere, in_one: what this op can do
+        wrong in all sequences and in one"""
         everywhere = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}
         in_one = {**SHARED_FP8_MISTAKES, **in_one}
         computes = {name: self.everywhere(wrong) for name, wrong in everywhere.items()}

@@ -170,7 +170,7 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """The configurations that fit into shared memory and registers; usual GROUP_SIZE_M come first."""
+        """The configurations that fit into shared memory and registers; usual values of GROUP_SIZE_M first."""
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
         # The values of num_warps, num_stages and, on ROCm, of waves_per_eu, matrix_instr_nonkdim and kpack.
         options: Iterable[tuple[int, ...]]

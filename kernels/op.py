@@ -73,7 +73,7 @@ class Tolerance:
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
     or truncate. The sigma of these calls is so wide that a common factor could hide in it."""
     bias_bf16: float = 0.006
-    """The same for all other calls. Only truncating to bf16 makes an output 0.28 percent smaller."""
+    """The same for all other calls. A truncation to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
     A kernel of a format with one bit less errs in every row as much as a right call errs in its worst row, so
@@ -87,7 +87,7 @@ class Reference:
     value: torch.Tensor
     """[rows, ...]: the computed rows of the output's first dimension."""
     sigma: torch.Tensor
-    """The root mean square error of each element that rounding explains, with activations in bf16."""
+    """The root mean square error of each element of `value` by rounding alone, with activations in bf16."""
     rows: list[int] | None = None
     """The numbers of the computed rows, ascending; None: all rows were computed."""
     sigma_fp8: torch.Tensor | None = None
@@ -123,7 +123,7 @@ def affordable(
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
     order: the numbers of all rows, which have `width` elements each; a repeated one counts once
-    flops: called in this order, as a weight is dequantised at the cost of the first row that needs it
+    flops: returns the cost of a row. It is called in this order: the first row that needs a weight pays for it
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -240,7 +240,7 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """By name, where `call` reads live operands. `load` and the suite's producers write there."""
+        """By name, the tensors where `call` reads live operands, and `load` and producers write them."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
@@ -545,7 +545,7 @@ def _check_declaration(name: object, base: object, overrides: Mapping[str, Any])
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
-    """What a class has as `member`: the value, or a method that calls it (REQUIREMENTS, REPLACED)."""
+    """What a class has as `member`: the value, or for REQUIREMENTS and REPLACED a method that calls it."""
 
     def replaced(self: Implementation, *arguments: Any) -> Any:
         return value(*arguments)

@@ -97,7 +97,7 @@ class Operands(ABC):
         return sum(place * _digest(tensor) for place, tensor in enumerate(self.guarded_tensors(), start=1))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        """What `digest` covers: the larger tensors in which those lie, if any, to notice stray stores."""
+        """The tensors that `digest` covers; if they lie within larger ones, these, to notice stray stores."""
         return self.tensors().values()
 
 

@@ -108,7 +108,7 @@ def distributions(module: str) -> list[str]:
 
 
 def lookalike(module: str) -> str:
-    """What other package has the name of this module here, and where; empty for none. Imports nothing."""
+    """Which other package is installed under this module's name, and where; or empty. Imports nothing."""
     facts = LIBRARIES.get(module, {})
     spec = importlib.util.find_spec(module) if "other" in facts else None
     if spec is None:
@@ -435,7 +435,7 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process can still use: free ones and page cache, within its control groups."""
+    """Bytes of RAM that this process can still use: free memory and page cache within its control groups."""
     info = root / "proc/meminfo"
     text = info.read_bytes() if info.exists() else b""
     match = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)

@@ -124,7 +124,7 @@ class PluginImplementation(Implementation):
 
 
 def main() -> None:
-    """The plug-in's process: answers until the socket closes. First `list` imports the plug-in."""
+    """Answers requests in the plug-in's process until the socket closes. The first, `list`, imports it."""
     path, connection = Path(sys.argv[1]), Connection(int(sys.argv[2]))
     kernels = importlib.import_module("kernels")
     by_name: dict[tuple[str, str], Implementation] = {}

@@ -23,7 +23,7 @@ CPU_ROWS = 128
 def quantiser(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, scales: Scales = "fp32"
 ) -> Callable[[], None]:
-    """Returns a function that quantises what x then holds into q and scale, as quantise_activations does.
+    """Returns a function that quantises x, as it then is, into q and scale, like quantise_activations.
 
     x:      bf16 [M, K], finite
     q:      [M, K] in one of kernels.formats.FORMATS; on a GPU, one that the GPU can convert to

@@ -37,7 +37,7 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The implementation of this suite; empty where none does the same, or there is no such case (`why`)."""
+    """The implementation of this suite; empty where none does the same, or no such case occurs (see `why`)."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int
@@ -50,7 +50,7 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that. For a case that does not give
     `heads/tp` it is taken to be `heads`, as without DP attention."""
     flags: str = ""
-    """The flags and variables with which the engine makes this choice, as on a command line; or empty."""
+    """The flags and variables, as on a command line, with which the engine makes this choice; empty: none."""
     fails: bool = False
     """Whether the server does not start, or ends at the first request."""
 

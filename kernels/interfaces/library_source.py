@@ -44,7 +44,7 @@ class SignatureSource(Protocol):
     """Knows a library's signatures."""
 
     def signature(self, place: str) -> inspect.Signature | None:
-        """The signature at a dotted place, without `self`; None if it is not told. Raises NotThere."""
+        """The signature at a dotted place, without `self`. None if unknown. Raises NotThere."""
 
 
 @dataclass(frozen=True)

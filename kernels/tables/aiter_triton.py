@@ -66,7 +66,7 @@ class TritonTables:
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T. A hit is a bucket but `any` in the shape's own file."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. Buckets of the shape's own file but `any` are hits."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         place = self._place(target, name)
         ending = f"-N={n}-K={k}.json"
@@ -91,7 +91,7 @@ class TritonTables:
         return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """The name of the bucket for m rows; `any`, which need not be there, where no bound holds."""
+        """The name of the bucket for m rows; `any`, which may be missing, where no bound holds."""
         for bound in self._bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -117,7 +117,7 @@ class TritonTables:
             return None
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of shapes that were looked up which no look-up reads, cannot be read, or lack large M."""
+        """What is wrong with files of shapes that were looked up: not read, not readable, or no large M."""
         found: list[Problem] = []
         for name, endings in self._endings.items():
             used = self._place(target, name).stem

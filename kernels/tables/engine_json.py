@@ -12,7 +12,7 @@ import contextlib
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Rules:
     moe_defaults: Mapping[str, Sequence[tuple[float, Config]]]
     """By kind of platform, ascending: [most tokens, the configuration of a MoE without a table]."""
     below: str = ""
-    """The folder in that of the variable in which the tables are; empty: that folder itself."""
+    """The subfolder of the variable's folder that has the tables; empty: that folder itself."""
 
     def moe_default(self, kind: str, tokens: int) -> Config:
         """The configuration of a MoE without a table. kind: of the platform"""
@@ -61,7 +61,7 @@ INVARIANT: Config = RULES_TOML["batch_invariant"]
 """What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
 INVARIANT_NOTE = "VLLM_BATCH_INVARIANT: no table is read"
 
-NOTHING = "no such folder in the package, or none that may be read"
+NO_FOLDER = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<format>,.*?)?(_down)?\.json")
 """A name of a file. `format`: what `file_name` writes behind the device."""
 
@@ -81,7 +81,7 @@ class EngineTables:
         self._rules = RULES[engine]
         own_folder = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own_folder}"
-        self._own = None if own_folder is None else Path(own_folder, self._rules.below)
+        self._own_folder = None if own_folder is None else Path(own_folder, self._rules.below)
         invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
         if invariant not in ("0", "1"):
             raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1")
@@ -99,7 +99,7 @@ class EngineTables:
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
-        if stop := self._stop(table, m, "BLOCK_SIZE_K"):
+        if stop := self._why_stopped(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
@@ -119,8 +119,7 @@ class EngineTables:
         SGLang has a second file, for the down projection. vLLM limits the K of a tile to that of a block
         (invoke_fused_moe_triton_kernel).
 
-        inter, experts: the intermediate size and the experts of this rank, with the shared one where it is
-                        fused
+        inter, experts: the intermediate size and the experts of this rank, with a shared one that is fused
         """
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(within(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
@@ -135,7 +134,7 @@ class EngineTables:
         # SGLang reads the M of a tile from all entries of the file for down; without one, of the file for up.
         for table in filter(None, (up, down)):
             is_last = table is (down or up)
-            if stop := self._stop(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
+            if stop := self._why_stopped(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
                 return Found(table.file, None, stop)
         entry: Entry | None = None
         notes: tuple[str, ...] = ()
@@ -184,9 +183,10 @@ class EngineTables:
         moe_device = self._device(target, is_moe=True)
         if self._asks("E="):
             found += self._of_moe(moe_device)
-        if self._own is not None:
-            unused = ["no kernel of this deployment looks into it"]
-            texts = self._of_variable(moe_device) if self._asks("E=") else unused
+        if self._own_folder is not None:
+            texts: Iterable[str] = ["no kernel of this deployment looks into it"]
+            if self._asks("E="):
+                texts = self._of_variable(moe_device)
             found += [Problem(self._setting, 0, text) for text in texts]
         return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target)]
 
@@ -228,7 +228,7 @@ class EngineTables:
             yield Problem(str(folder), 0, error.reason)
             return
         if not names and isinstance(folder, str):
-            yield Problem(folder, 0, NOTHING)
+            yield Problem(folder, 0, NO_FOLDER)
         own_format = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
         asked_shapes = {name.partition("device_name=")[0] for name in self._asked}
         never_read = Counter[str]()
@@ -281,7 +281,7 @@ class EngineTables:
             for parts in filter(None, map(NAME.fullmatch, names)):
                 other = parts["device"]
                 is_of_vendor = other.split("_")[0] == device.split("_")[0]
-                if is_of_vendor and parts[0].replace(f"={other},", f"={device},") in missed:
+                if is_of_vendor and parts.string.replace(f"={other},", f"={device},") in missed:
                     others.add(other)
             model = _model(device) or device
             other_models = sorted(other for other in others if _model(other) != model)
@@ -309,7 +309,7 @@ class EngineTables:
         if self.engine == "vllm":
             if table.triton and target.triton not in ("", table.triton):
                 notes.append(f"tuned with Triton {table.triton}, here {target.triton}")
-            if self._own is not None and table.file.startswith(self._rules.moe):
+            if self._own_folder is not None and table.file.startswith(self._rules.moe):
                 notes.append(f"not in {self._setting}")
         elif not table.file.startswith(self._rules.gemm):
             folder = Path(table.file).parent.name
@@ -318,7 +318,7 @@ class EngineTables:
                 notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(notes)
 
-    def _stop(self, table: Configurations, m: int, of_all: str) -> str:
+    def _why_stopped(self, table: Configurations, m: int, of_all: str) -> str:
         """What happens instead of a launch; empty where nothing fails. of_all: the size, if any, that SGLang
         reads from every entry of the table, not only from the one that it uses"""
         if table.broken:
@@ -336,7 +336,7 @@ class EngineTables:
 
     @property
     def _moe_root(self) -> Place:
-        return self._rules.moe if self._own is None else self._own
+        return self._rules.moe if self._own_folder is None else self._own_folder
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
         """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
@@ -377,13 +377,13 @@ class EngineTables:
     def _folders(self) -> list[Place]:
         """The folders for MoE, in the engine's order. Raises TableError where SGLang stops at one."""
         if self.engine == "vllm":
-            return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
+            return [self._rules.moe] if self._own_folder is None else [self._own_folder, self._rules.moe]
         names = self._files.inside(self._moe_root)
         if isinstance(self._moe_root, str):
             # A zip lists only files, so the folders follow from the names of the files in them.
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
-                raise TableError(NOTHING, self._moe_root)
+                raise TableError(NO_FOLDER, self._moe_root)
         by_version: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):

@@ -148,6 +148,6 @@ def fp8_variance(
 
 
 def is_even(p: torch.Tensor, independent: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
-    """`Reference.even`, bool [..., rows]: each weight of p [..., rows, keys] is less than EVEN, and the common
-    error is less than a tenth of the independent one. Both are squares, from `fp8_variance`."""
+    """`Reference.even`, bool [..., rows]: each weight of p [..., rows, keys] is less than EVEN, and the
+    common error is less than a tenth of the independent one. Both are squares, from `fp8_variance`."""
     return (common.mean(-1) < 0.01 * independent.mean(-1)) & (p.amax(-1) < EVEN)

@@ -69,7 +69,7 @@ IN_BF16 = Arithmetic()
 
 
 def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
-    """The attention of keys by their scores, -inf where masked. A query that sees no key gets zeros."""
+    """The attention by scores (natural logarithms, -inf where masked). A query that sees no key gets 0."""
     scores = how.round_scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
     if how.backwards:

@@ -23,9 +23,9 @@ def holds(conditions: Sequence[str], sizes: Mapping[str, Size]) -> bool:
     """Whether one of the conditions holds, or there is none. A condition holds if all of its parts, which
     `and` joins, do. Raises ValueError for one that is not valid, or that orders a word against a number.
     sizes: all sizes of the op, including defaults"""
-    if not conditions:
-        return True
-    return any(all(_part_holds(part, sizes) for part in text.split(" and ")) for text in conditions)
+    return not conditions or any(
+        all(_part_holds(part, sizes) for part in text.split(" and ")) for text in conditions
+    )
 
 
 def _part_holds(part: str, sizes: Mapping[str, Size]) -> bool:

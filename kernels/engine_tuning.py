@@ -158,9 +158,8 @@ class EngineTuned(Tunable):
             with overridden():
                 return call()
 
-        return Prepared(
-            operands, None, configured, picked=lambda: self.tables.picked(operands.sizes, self.forced)
-        )
+        picked = functools.partial(self.tables.picked, operands.sizes, self.forced)
+        return Prepared(operands, None, configured, picked=picked)
 
     def engine_table(self, sizes: DataclassInstance) -> EngineTable:
         """What the installed engine uses on this machine's device. Raises Unsupported or BindingError."""
@@ -170,20 +169,18 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """The configurations that fit into shared memory and registers; usual values of GROUP_SIZE_M first."""
+        """Those that fit into shared memory and registers. Usual values of GROUP_SIZE_M come first."""
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
         # The values of num_warps, num_stages and, on ROCm, of waves_per_eu, matrix_instr_nonkdim and kpack.
         options: Iterable[tuple[int, ...]]
         if target.kind == "rocm":
             groups = [1, 4, 8, 16, 32]
             options = itertools.product((4, 8), (2,), (0, 1, 2, 4), (16,), (2,))
-            lanes = 64
-            most_registers = 512
+            lanes, most_registers = 64, 512
         else:
             groups = [1, 16, 32, 64]
             options = itertools.product((4, 8), (3, 4, 2, 5))
-            lanes = 32
-            most_registers = 255
+            lanes, most_registers = 32, 255
         default_group = 1 if self.tables.m_of(sizes) <= 16 else 32
         groups.sort(key=lambda group: abs(group - default_group))
         for tile, values, group in itertools.product(tiles, options, groups):

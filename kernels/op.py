@@ -123,7 +123,7 @@ def affordable(
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
     order: the numbers of all rows, which have `width` elements each; a repeated one counts once
-    flops: returns the cost of a row. It is called in this order: the first row that needs a weight pays for it
+    flops: returns the cost of a row. It is called in this order: the first row that needs a weight pays it
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -394,8 +394,7 @@ class Implementation:
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Untimed: brings stationary operands into the library's layout, and binds the call. It may return
-        the call alone (see `as_prepared`). `out` is None where the library allocates the output. Raises
-        Unsupported."""
+        the call alone (see `as_prepared`). `out` is None where the library allocates. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:

@@ -37,7 +37,7 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The implementation of this suite; empty where none does the same, or no such case occurs (see `why`)."""
+    """The implementation of this suite; empty where none does the same or no such case occurs (see `why`)."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int

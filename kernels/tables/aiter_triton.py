@@ -75,7 +75,7 @@ class TritonTables:
         if not self._files.has(place.default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {place.default}")
         file = shaped if self._files.has(shaped) else place.default
-        contents = self._json(file)
+        contents = self._contents(file)
         if contents is None:
             return Found(shaped, None, f"AITER raises: {file} cannot be read")
         buckets, text = contents
@@ -87,8 +87,8 @@ class TritonTables:
         kernel = _described(buckets[bucket])
         if file == place.default or bucket == "any":
             return Found(shaped, None, f"{bucket} of {file}:{line}: {kernel}")
-        bound = int(bucket.rsplit("_", 1)[1])
-        return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
+        _, _, bound = bucket.rpartition("_")
+        return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", int(bound), kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
         """The name of the bucket for m rows; `any`, which may be missing, where no bound holds."""
@@ -106,7 +106,7 @@ class TritonTables:
         return next((place for place in in_order if self._files.has(place.default)), in_order[-1])
 
     @functools.cache  # noqa: B019  # a copy of AITER is read once in a process
-    def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
+    def _contents(self, file: str) -> tuple[dict[str, Any], str] | None:
         """The buckets of a file and its text. None where it cannot be read, which becomes a problem."""
         try:
             text = self._files.text(file)
@@ -140,7 +140,7 @@ class TritonTables:
     def _without_large_m(self, shaped: list[str]) -> Iterator[Problem]:
         """Files without a bucket for large M, at which a call raises."""
         for file in shaped:
-            contents = self._json(file)
+            contents = self._contents(file)
             if contents is None:  # this is a problem already
                 continue
             buckets, _ = contents

@@ -67,12 +67,8 @@ NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<format>,
 
 
 class EngineTables:
-    """The tables of one engine.
-
-    The variables VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT have their effect.
-    With --enable-deterministic-inference or torch.compile SGLang uses no table; these options are not known
-    here.
-    """
+    """The tables of one engine, by VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT.
+    SGLang uses none with --enable-deterministic-inference or torch.compile, which are not known here."""
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
         """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""

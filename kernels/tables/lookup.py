@@ -39,11 +39,9 @@ class Lookups:
         columns: int = 0,
         masked: bool = False,
     ) -> None:
-        """
-        paths:           where libraries are, by name; `files.library` finds those that are not named
+        """paths:           where libraries are, by name; `files.library` finds those that are not named
         environment:     the variables that are set for the engine
-        columns, masked: how many columns of `topk_ids` AITER's fused_moe gets, and whether an expert mask
-        """
+        columns, masked: how many columns of `topk_ids` AITER's fused_moe gets, and whether an expert mask"""
         self._target, self._paths, self._environment = target, paths, environment
         self._columns, self._masked = columns, masked
         self._files: dict[str, Files] = {}

@@ -253,9 +253,8 @@ def fp8_of(arch: str) -> str:
 
 
 def padded(m: int, n: int) -> list[int]:
-    """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM` of
-    csrc/py_itfs_cu/gemm_common.cu)."""
-    step = next((step for largest_m, step in ((256, 16), (1024, 32), (4096, 64)) if m <= largest_m), 128)
+    """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM`)."""
+    step = next(step for largest_m, step in AITER["gemm_steps"] if m <= largest_m)
     fine = -(-m // step) * step
     coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
     return list(dict.fromkeys((m, fine, coarse)))
@@ -279,10 +278,9 @@ def older(files: Files) -> str:
         core, moe = files.text("aiter/jit/core.py"), files.text("aiter/fused_moe.py")
     except TableError as error:
         return f"it has no readable {error.name.removeprefix('aiter/')}"
-    is_known = "gfx_from_cu_num" in core and "_PADDED_M_TIERS" in moe
-    compares_act = re.search(r"^ +str\(activation\),$", moe, re.MULTILINE)
-    is_tagged = '["_tag"].fillna("") == ""' in moe
-    return "" if is_known and not compares_act and not is_tagged else "older than v0.1.19"
+    has_newer_rules = "gfx_from_cu_num" in core and "_PADDED_M_TIERS" in moe
+    has_older_rules = re.search(r'^ +str\(activation\),$|\["_tag"\]\.fillna\(""\) == ""', moe, re.MULTILINE)
+    return "older than v0.1.19" if has_older_rules or not has_newer_rules else ""
 
 
 def _moe_kernel(row: Row) -> str:
@@ -310,7 +308,7 @@ def _faults(
         units = f"{of_other_units[0].units:g}"
         yield f"for {units} CUs, of {many} without rows for {target.units}", of_other_units
     if family is MOE:
-        (other_fp8,) = {fp8_of("gfx942"), fp8_of("gfx950")} - {fp8_of(arch)}
+        other_fp8 = fp8_of("gfx950" if arch == "gfx942" else "gfx942")
         if bad := [row for row in rows if other_fp8 in (row.cell("q_dtype_a"), row.cell("q_dtype_w"))]:
             yield f"of {other_fp8}, which {arch} never looks up", bad
         if bad := [row for row in rows if padded_tokens(int(row.m)) != row.m]:
@@ -339,7 +337,8 @@ def _unknown_names(
                 known = assembly_names
             elif row.cell("libtype") == "ck":
                 known = ck_names
-            if name and known and name not in known and not row.truncated:
+            may_exist = not known or name in known
+            if name and not may_exist and not row.truncated:
                 bad.append((row, name))
     if bad:
         _, first_name = bad[0]

@@ -30,7 +30,7 @@ LINE = "_line"
 SHORT = "_short"
 """A column that files get when they are read: whether a row has too few cells."""
 
-GFX_OF_UNITS = {int(units): gfx for units, gfx in RULES_TOML["aiter"]["gfx_of_units"].items()}
+GFX_OF_UNITS = {float(units): gfx for units, gfx in RULES_TOML["aiter"]["gfx_of_units"].items()}
 """The gfx that AITER gives a row without one."""
 
 

@@ -10,8 +10,7 @@ import click
 from harness.cli.options import Command, answer, json_option, parsed_by
 from harness.errors import UsageError
 
-MANY_VALUES = ("--before", "--after", "--trace", "--log")
-"""Options that take all words up to the next option."""
+MANY_VALUES = ("--before", "--after", "--trace", "--log")  # options that take all words up to the next option
 
 
 class ExplainCommand(Command):

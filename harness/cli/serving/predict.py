@@ -42,10 +42,9 @@ def _require_r1(name: str) -> None:
     """Raises ValueError for a model whose layers are not those of DeepSeek-R1."""
     from shapes.models import model, named_model
 
-    asked, r1 = vars(named_model(name)), vars(model("deepseek-r1"))
-    differences = [
-        f"{key} {value}" for key, value in asked.items() if key not in ("name", "source") and value != r1[key]
-    ]
+    asked = vars(named_model(name))
+    r1 = vars(model("deepseek-r1")) | {key: asked[key] for key in ("name", "source")}
+    differences = [f"{key} {value}" for key, value in asked.items() if value != r1[key]]
     if differences:
         what = f"times of {asked['name']} are not modelled, as it is no DeepSeek-R1"
         instead = f"`run --suite {name}-tpN` times its kernels, `engine` says what runs"
@@ -114,11 +113,8 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
 
 
 def _read_cases(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
-    """The load of a file of cases, its drafts, and its deployment, empty where it does not say it. Raises
-    UsageError where it has no load, and where the user gives another load or other drafts.
-
-    drafts: those that the user gives, or None
-    """
+    """The load of a file of cases, its drafts (else the user's), and its deployment, empty if unknown. Raises
+    UsageError where it has no load, and where the user gives another load or other drafts."""
     from harness.serving.link.load import Load
     from shapes.suites import cases_file
 
@@ -153,10 +149,9 @@ def model_of(options: dict[str, Any]) -> Link:
     if not match:
         raise UsageError(f"cannot read --parallel {options['parallel']!r}; write tp8, or tp8,ep8")
     names = ("hardware", "engine", "times", "calibrate", "drafts", "accept_length")
-    tp, ep, warm = int(match["tp"]), int(match["ep"] or 1), options.get("warm", False)
-    system = System(
-        **{name: options[name] for name in names}, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm
-    )
+    tp, ep = int(match["tp"]), int(match["ep"] or 1)
+    kv, warm = KV[options["kv_dtype"]], options.get("warm", False)
+    system = System(**{name: options[name] for name in names}, tp=tp, ep=ep, kv=kv, warm=warm)
     model = link(system)
     return model if options["calibrate"] else replace(model, notes=(*model.notes, *unvalidated(model.system)))
 
@@ -241,9 +236,8 @@ def _record(
         )
         entries.append(ChangeEntry(row=row, changes=tuple(map(parse_change, changes)), setting=setting))
         to_repeat = _command(changes, options | {"concurrency": outlook.load.concurrency})
-        entries += [
-            PredictionEntry(row=row, prediction=change, command=to_repeat) for change in outlook.changes
-        ]
+        for change in outlook.changes:
+            entries.append(PredictionEntry(row=row, prediction=change, command=to_repeat))
     append(ledger, *entries)
     return list(dict.fromkeys(entry.row for entry in entries))
 

@@ -34,7 +34,7 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 class Alignment:
     """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`,
-    or with `by_pair` `row_of` and `owners`."""
+    or with `by_pair` `row_of` and `expert_of`."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
@@ -50,10 +50,10 @@ class Alignment:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
 
         self.used_tiles = empty(1)  # the number of tiles that have an expert
-        self.owners = empty(tiles * rows if by_pair else tiles)  # the expert of each tile, or of each slot
+        self.expert_of = empty(tiles * rows if by_pair else tiles)  # the expert of each tile, or of each slot
         self.slots = empty(0 if by_pair else tiles * rows)  # the pair in each slot; in an empty one `pairs`
         self.row_of = empty(pairs if by_pair else 0)  # the slot of each pair
-        self.tensors = self.slots, self.owners, self.used_tiles
+        self.tensors = self.slots, self.expert_of, self.used_tiles
         slots, row_of = (None, self.row_of) if by_pair else (self.slots, None)
         counts = empty(segments if segments > 1 else 0, experts)
         count = functools.partial(
@@ -61,7 +61,7 @@ class Alignment:
         )
         place = functools.partial(
             place_kernel[(experts, segments)],
-            *(ids, counts, slots, row_of, self.owners, self.used_tiles),
+            *(ids, counts, slots, row_of, self.expert_of, self.used_tiles),
             *(pairs, experts, pairs_of_segment, tiles * rows),
             TILE=rows,
             CHUNK=chunk,

@@ -29,7 +29,7 @@ from kernels import platform as platforms
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
-from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
+from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
 from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, EngineTuned, nearest_of
 from kernels.formats import BLOCK
@@ -130,9 +130,7 @@ def fits_few_tokens(sizes: BlockScaleGemmSizes) -> Support:
 )
 def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
     """hipcc compiles it at the first call. The weights lie as AITER shuffles them."""
-    weights = in_tiles(operands.b_q)
-    weights.is_shuffled = True  # type: ignore[attr-defined]  # the mark that SGLang sets
-    multiply = FEW_TOKENS.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
+    multiply = FEW_TOKENS.bind(x=operands.a, WQ=marked_tiles(operands.b_q), w_scale=operands.b_scale)
     if multiply() is None:
         raise Unsupported("SGLang's kernel for few tokens does not run here: see what it printed")
     return multiply

@@ -156,7 +156,7 @@ class Grouped(SuiteTriton):
         }
         of_tiles = {**of_products, "SORTED": config.sort, "CHIPLETS": config.chiplets}
         launches: list[Call] = []
-        # ids, slots, owners and used_tiles, as the kernels have them
+        # ids, slots, expert_of and used_tiles, as the kernels have them
         alignment: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
         tiles, group = pairs, 1
         if config.sort:

@@ -94,12 +94,12 @@ def wrong_alignment(segments: int, rows: int) -> str:
     used_tiles = alignment.used_tiles.item()
     is_right = (
         used_tiles == len(owners)
-        and alignment.owners[:used_tiles].tolist() == owners
+        and alignment.expert_of[:used_tiles].tolist() == owners
         and alignment.slots[: used_tiles * rows].tolist() == slots
         and len(alignment.launches) == (2 if segments > 1 else 1)
     )
     return (
-        "" if is_right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used_tiles} tiles"
+        "" if is_right else f"{alignment.slots.tolist()} of {alignment.expert_of.tolist()}, {used_tiles} tiles"
     )
 
 

@@ -59,14 +59,10 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     padded_b_scale[:, :k_blocks] = b_scale
     a_q, a_scale = padded(operands, ROWS)
     multiply = MULTIPLY.bind(
-        mat_a=a_q,
-        mat_b=operands.b_q.t(),
-        scale_a=a_scale,
-        scale_recipe_a=recipes.BlockWise1x128,
-        scale_b=padded_b_scale.t(),
-        scale_recipe_b=recipes.BlockWise128x128,
+        mat_a=a_q, scale_a=a_scale, scale_recipe_a=recipes.BlockWise1x128,
+        mat_b=operands.b_q.t(), scale_b=padded_b_scale.t(), scale_recipe_b=recipes.BlockWise128x128,
         output_dtype=torch.bfloat16,
-    )
+    )  # fmt: skip
     return product(operands, out, multiply, a_q, a_scale)
 
 

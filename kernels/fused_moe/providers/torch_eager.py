@@ -96,8 +96,8 @@ class GroupedMoe(Implementation):
 
     def scratch(self, sizes: FusedMoeSizes) -> int:
         """For each pair a row of x and three times the expert's output in bf16, this once more in fp32, six
-        times as many values as h has in bf16 (gate, up, SiLU and h), and eight indexes in int64; for each
-        token three rows in fp32 (x and the sums); w13 of the expert that is being dequantised, twice in fp32."""
+        times as many values as h has in bf16 (gate, up, SiLU and h), and eight indexes in int64. For each
+        token three rows in fp32 (x and the sums). w13 of an expert, twice in fp32 while it is dequantised."""
         hidden, inter = sizes.hidden, sizes.inter
         of_pair = hidden * (2 * 4 + 4) + 2 * 6 * inter + 8 * 8
         of_token = sizes.picks * of_pair + 3 * 4 * hidden

@@ -7,7 +7,7 @@ rows are equal, and R1's 1.4 GB take about a second. Only scales are drawn for e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, SCALES, fp8_format, known_scales, quantise_activations
@@ -227,11 +227,8 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     all blocks but one of eight are zero (1), or small (2); all are alike, with four large values (3). The
     magnitudes of tokens differ by a factor of up to 8."""
     generator = generator_of(device, 2, seeds.stationary, seeds.live)
+    uniform = partial(torch.rand, generator=generator, device=device)
     tokens, blocks = sizes.tokens, sizes.hidden // BLOCK
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, device=device)
-
     x = torch.empty(tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
     draw_normal(x, generator)
     hot_blocks = -(-blocks // HOT)
@@ -298,11 +295,8 @@ def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: tor
     keeps it out."""
     device = experts.device
     generator = generator_of(str(device), 4, seeds.stationary, seeds.live, seeds.turn)
+    uniform = partial(torch.rand, generator=generator, device=device)
     tokens, topk = experts.shape
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, device=device)
-
     biased = LOW + (HIGH - LOW) * uniform(tokens, sizes.experts)
     most = bias[experts] + MOST
     even = PICKED + (most - PICKED) * uniform(tokens, topk)

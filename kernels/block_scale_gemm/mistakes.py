@@ -84,16 +84,11 @@ def tile_of(
 
 
 def multiply(
-    tile: Tile,
-    terms: Callable[[Terms], Terms] = list,
-    *,
-    step: int = BLOCK,
-    round_step: Round = exact,
-    parts: int = 1,
-    round_part: Round = exact,
-    round_total: Round = exact,
+    tile: Tile, terms: Callable[[Terms], Terms] = list, *,
+    step: int = BLOCK, round_step: Round = exact,
+    parts: int = 1, round_part: Round = exact, round_total: Round = exact,
     round_operands: tuple[Round, Round] | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The tile's product, fp32 [rows, columns]; right by default.
 
     terms:          changes the products of the blocks of K before they are summed

@@ -23,7 +23,7 @@ ONE_LAUNCH = 4096
 time than another launch. More pairs are divided into segments of about this many, and a first launch counts
 each segment."""
 
-MOST_SEGMENTS = 16
+MOST_SEGMENTS = 16  # each program of the second launch reads the counts of all
 
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
@@ -33,8 +33,9 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`,
-    or with `by_pair` `row_of` and `expert_of`."""
+    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `slots`,
+    `expert_of` and `used_tiles`, which are `tensors`; or with `by_pair` `row_of`, `expert_of` and
+    `used_tiles`."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
@@ -139,8 +140,8 @@ def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.devic
     scales of adjacent rows are adjacent in memory, as TMA reads them. Where the rows are a multiple of 4,
     columns begin at multiples of 16 bytes."""
     dtype = torch.int32 if packed else torch.float32
-    shape = (groups, scale_columns(k, packed), rows)
-    return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
+    columns = scale_columns(k, packed)
+    return torch.empty(groups, columns, rows, dtype=dtype, device=device).transpose(1, 2)
 
 
 class AroundProducts:

@@ -169,7 +169,7 @@ def scale_left_out(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def one_poor_scale(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Rounds h to FP8 with a scale 64 times as large as the largest value needs."""
     h = silu(gate, up)
-    scale = 64 * h.abs().max().clamp(min=1e-30) / 448
+    scale = 64 * h.abs().max().clamp(min=1e-30) / FORMATS["e4m3fn"].max  # clamped, so that it is not 0
     return fp8(E4M3, h / scale) * scale
 
 
@@ -266,21 +266,15 @@ WrongPicks = Callable[[Operands, torch.Tensor, torch.Tensor], Picks]
 
 
 def by_another_rule(
-    operands: Operands,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    biased: bool = True,
-    weigh_biased: bool = False,
-    limited: bool = True,
-    softmax: bool = False,
-    scores_of_group: int = 2,
-    more_groups: int = 0,
-    normalised: bool = True,
-) -> Picks:
+    operands: Operands, ids: torch.Tensor, weights: torch.Tensor, *,
+    softmax: bool = False, biased: bool = True, weigh_biased: bool = False, normalised: bool = True,
+    limited: bool = True, scores_of_group: int = 2, more_groups: int = 0,
+) -> Picks:  # fmt: skip
     """Picks the routed experts by a rule that differs from DeepSeek-V3's. The shared expert stays as it is.
 
+    softmax:         whether scores are a softmax of the logits, not sigmoids
     biased, weigh_biased: whether biased scores choose experts, and whether they become weights
+    normalised:      whether the weights of a token's picks are divided by their sum
     limited:         whether the picks of a token lie in the best groups
     scores_of_group: the number of a group's best scores whose sum says how good it is
     more_groups:     the number of groups beyond the right one
@@ -293,7 +287,7 @@ def by_another_rule(
         sums = by_group.topk(min(scores_of_group, by_group.shape[-1]), -1).values.sum(-1)
         best = sums.topk(max(1, min(groups, limit + more_groups)), -1).indices
         is_allowed = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
-        by_group = by_group.masked_fill(~is_allowed[..., None], -9.0)
+        by_group = by_group.masked_fill(~is_allowed[..., None], float("-inf"))
     chosen = by_group.flatten(1).topk(operands.sizes.topk, -1).indices
     chosen_weights = (ranking if weigh_biased else scores).gather(1, chosen)
     if normalised:
@@ -394,9 +388,10 @@ def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
         ids, weights = wrong(operands, right_ids, right_weights)
         return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
 
-    # A plan named after `an expert` changes its whole output: made by all experts it is another mistake.
+    # Plans that change the whole output of an expert are left out: made by all experts, this is another
+    # mistake.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
         **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},
-        **{name: partial(with_plan, plan) for name, plan in plans.items() if "an expert" not in name},
+        **{name: partial(with_plan, plan) for name, plan in plans.items() if plan.expert_out is exact},
     }

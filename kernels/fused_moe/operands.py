@@ -142,21 +142,13 @@ class FusedMoeOperands(Operands):
     def narrowed(self) -> FusedMoeOperands:
         sizes, device = self.sizes, self.w13.device
         if self.boundary == "with_routing":
-            shape = (sizes.tokens, sizes.picks)
-            return self.replaced(
-                boundary="with_quant",
-                logits=None,
-                bias=None,
-                topk_ids=torch.empty(shape, dtype=torch.int32, device=device),
-                topk_weights=torch.empty(shape, device=device),
-            )
+            ids = torch.empty(sizes.tokens, sizes.picks, dtype=torch.int32, device=device)
+            routed = {"topk_ids": ids, "topk_weights": torch.empty(ids.shape, device=device)}
+            return self.replaced(boundary="with_quant", logits=None, bias=None, **routed)
         if self.boundary == "with_quant":
-            return self.replaced(
-                boundary="core",
-                x=None,
-                x_q=torch.empty_like(self.x, dtype=self.w13.dtype),
-                x_scale=torch.empty(sizes.tokens, sizes.hidden // BLOCK, device=device),
-            )
+            x_q = torch.empty_like(self.x, dtype=self.w13.dtype)
+            x_scale = torch.empty(sizes.tokens, sizes.hidden // BLOCK, device=device)
+            return self.replaced(boundary="core", x=None, x_q=x_q, x_scale=x_scale)
         return super().narrowed()
 
 

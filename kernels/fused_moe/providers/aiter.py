@@ -141,7 +141,7 @@ class Dispatched(Shuffled):
 
 
 def shuffled(operands: FusedMoeOperands) -> W13AndW2:
-    """w13 and w2 in tiles."""
+    """w13 and w2 in tiles, which are marked as such."""
     return marked_tiles(operands.w13), marked_tiles(operands.w2)
 
 

@@ -230,8 +230,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
 
         up = multiply((a, a_scale), (operands.w13, w13_scale), suite.gate_up)
         down = multiply((suite.h_q, suite.h_scale), (operands.w2, w2_scale), suite.expert_out)
-        before_down = (place, gather, set_alignment, up, suite.activate)
-        return sequence(*before_down, set_alignment, down, suite.add_up)
+        return sequence(place, gather, set_alignment, up, suite.activate, set_alignment, down, suite.add_up)
 
     return row
 
@@ -277,8 +276,8 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     w13_scale, w2_scale = scales
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     of_experts = {"local_num_experts": sizes.local_experts, "expert_tokens_meta": None}
-    alignment = VLLM_ALIGNMENT.bind()()[0]
-    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=alignment, **of_experts)()[0]
+    alignment_now = VLLM_ALIGNMENT.bind()()[0]
+    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=alignment_now, **of_experts)()[0]
     gate_up, expert_out = out.new_empty(rows, 2 * sizes.inter), out.new_empty(rows, sizes.hidden)
     h_q, x_of_rows = w13.new_empty(rows, sizes.inter), w13.new_empty(rows, sizes.hidden)
     quantise = VLLM_QUANTISE.bind(x=operands.x, group_size=BLOCK, column_major_scales=False)
@@ -299,13 +298,12 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
 
     def call() -> None:
         x_q, x_scale = quantise()
-        # experts: the end of each expert's rows by_ends, else the expert of each row
-        a, a_scale, experts, row_of, alignment = permute(aq=x_q, aq_scale=x_scale)
-        used_rows = {"expert_ends": experts, "expert_alignment": alignment} if by_ends else {}
+        a, a_scale, ends_or_experts, row_of, alignment = permute(aq=x_q, aq_scale=x_scale)
+        used_rows = {"expert_ends": ends_or_experts, "expert_alignment": alignment} if by_ends else {}
         with with_alignment(alignment):
-            multiply((a, a_scale), (w13, w13_scale), gate_up, experts, **layout)
+            multiply((a, a_scale), (w13, w13_scale), gate_up, ends_or_experts, **layout)
             h = activate(**used_rows)
-            multiply(h, (w2, w2_scale), expert_out, experts, **layout)
+            multiply(h, (w2, w2_scale), expert_out, ends_or_experts, **layout)
         add_up(inv_perm=row_of)
 
     return call
@@ -324,10 +322,10 @@ def rows_of_sglang(sizes: FusedMoeSizes) -> int:
 
 
 def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
-    """The rows, x in FP8, and the row of each pair."""
-    aligned_scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # copies of those in row_bytes
-    rows = sizes.local_experts * rows_of_sglang(sizes) * (row_bytes(sizes) + aligned_scales)
-    return rows + sizes.quantised_bytes + sizes.pairs * 4
+    """The rows, with aligned copies of the scales that are in row_bytes; x in FP8; the row of each pair."""
+    of_row = row_bytes(sizes) + (sizes.hidden + sizes.inter) // BLOCK * 4
+    rows = sizes.local_experts * rows_of_sglang(sizes)
+    return rows * of_row + sizes.quantised_bytes + sizes.pairs * 4
 
 
 @implementation(

@@ -106,10 +106,11 @@ TABLES_OF_VLLM = MoeTables(
 )
 
 MOE = "sglang.srt.layers.moe"
+# Where SGLang's Triton MoE is now, and where it was before.
+TRITON_MOE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
 GROUPS = "sglang.srt.distributed.parallel_state"
 EXPERTS_OF_SGLANG = Function(
-    f"{MOE}.moe_runner.triton_utils.fused_moe.fused_experts",
-    f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
+    *(f"{place}.fused_moe.fused_experts" for place in TRITON_MOE),
     needs="hidden_states w1 w2 topk_output moe_runner_config use_fp8_w8a8 w1_scale w2_scale block_shape",
 )
 CONFIGURATION = Function(
@@ -126,8 +127,6 @@ INIT_DISTRIBUTED = Function(
 INIT_RANKS = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
 SET_SERVER_ARGS = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
 SERVER_ARGS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
-# Where SGLang's Triton MoE is now, and where it was before.
-TRITON_MOE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
 
 
 def look_up(name: str, needs: str, wishes: str = "") -> Function:

@@ -250,13 +250,10 @@ def trtllm_routed_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weigh
 def routing_by_logits(operands: FusedMoeOperands) -> dict[str, object]:
     groups, limit = operands.sizes.group_limit
     return {
-        "routing_logits": operands.logits,
-        "routing_bias": operands.bias,
-        "n_group": groups,
-        "topk_group": limit,
-        "routed_scaling_factor": SCALING,
-        "routing_method_type": DEEPSEEK_V3,
-    }
+        "routing_logits": operands.logits, "routing_bias": operands.bias,
+        "routing_method_type": DEEPSEEK_V3, "routed_scaling_factor": SCALING,
+        "n_group": groups, "topk_group": limit,
+    }  # fmt: skip
 
 
 def as_in_sglang(operands: FusedMoeOperands, out: torch.Tensor) -> dict[str, object]:

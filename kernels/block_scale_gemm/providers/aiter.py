@@ -49,6 +49,9 @@ def gemm(
     is_triton:   whether it is a Triton kernel, which allocates the fp32 parts of a split K
     step_n:      N has to be a multiple of this
     """
+    table = ""  # the attribute of AITER_CONFIGS that names the tuned table
+    if has_table:
+        table = f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{'BPRESHUFFLE_' if preshuffled else ''}FILE"
 
     def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         b_q = operands.b_q
@@ -79,9 +82,6 @@ def gemm(
         inputs = {"a_q": operands.a_q, "a_scale": a_scale_view}
         return Prepared(operands, out, call, inputs=inputs, picked=lambda: picked(operands, table))
 
-    table = ""  # the attribute of AITER_CONFIGS that names the tuned table
-    if has_table:
-        table = f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{'BPRESHUFFLE_' if preshuffled else ''}FILE"
     with_triton = " with Triton" if is_triton else ""
     parts = MOST_SPLITS if is_triton else 0  # fp32 outputs of a split K
     return implementation(

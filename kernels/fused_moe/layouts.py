@@ -65,10 +65,11 @@ class Alignment:
             EXPERTS=triton.next_power_of_2(experts), SEGMENTS=triton.next_power_of_2(segments),
             COUNTED=is_counted,
         )  # fmt: skip
-        self.launch: Call = sequence(count, place) if is_counted else place
+        self.launches = [count, place] if is_counted else [place]
 
     def __call__(self) -> None:
-        self.launch()
+        for launch in self.launches:
+            launch()
 
 
 def chunk_for(pairs: int, device: torch.device) -> int:

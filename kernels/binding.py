@@ -230,7 +230,7 @@ def _takes(signature: inspect.Signature, name: str) -> bool:
 
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
     """The signature of an installed function. Some libraries wrap their functions so that they seem to take
-    anything; of these it is the one in the source. None for C++, which has no Python source."""
+    anything. Of such a function, the signature in its source is read. None for C++, without Python source."""
     if isinstance(function, Hashable):
         return _read_once(place, function)  # an engine under test binds at every step
     return _read(place, function)

@@ -182,6 +182,46 @@ class ServingRun(StrictRecord):
         metric = self.metric(name, statistic, tokens, scope)
         return metric.value if metric else None
 
+    def reported_ms(self, name: str, statistic: str = "mean") -> float | None:
+        """A latency in ms as the client reported it, and not as it follows from others."""
+        reported = (metric for metric in self.metrics if not metric.derived)
+        metric = first(reported, name=name, statistic=statistic, unit="ms")
+        return metric.value if metric else None
+
+    def whole_throughput(self, metric: Metric | None) -> float | None:
+        """A throughput of the whole engine; None if its scope does not tell by what it was divided."""
+        if metric is None:
+            return None
+        counts = {"gpu": self.gpus, "node": self.nodes, "instance": 1, "cluster": 1}
+        counts |= {"prefill_gpu": self.parallelism.prefill_gpus, "decode_gpu": self.parallelism.decode_gpus}
+        count = counts.get(metric.scope)
+        return metric.value * count if count else None
+
+    @property
+    def mean_output_length(self) -> float | None:
+        """Mean output tokens of a request: as counted, else as asked for, else from the rates."""
+        if self.totals.output_tokens and self.totals.completed:
+            return self.totals.output_tokens / self.totals.completed
+        if self.workload.output_len is not None:
+            return self.workload.output_len
+        requests = self.metric("request_throughput")
+        if requests is None or requests.derived or not requests.value:
+            return None
+        tokens = self.value("throughput", "total", "output", requests.scope)
+        return None if tokens is None else tokens / requests.value
+
+    @property
+    def has_equal_lengths(self) -> bool:
+        """Whether all requests had the same output length: by their list, or because the mean is exactly the
+        whole number that was asked for, which different lengths give only by chance."""
+        lengths, totals, requested = self.samples.output_lens, self.totals, self.workload.output_len or 0
+        if lengths:
+            return min(lengths) == max(lengths)
+        if not totals.output_tokens or not totals.completed:
+            return False
+        is_whole = requested == int(requested)  # trtllm-bench reports the mean of its data set
+        return totals.completed == 1 or (is_whole and totals.output_tokens == totals.completed * requested)
+
     def option(self, *names: str) -> str:
         """The value, in small letters, of the first of these options of the server that is on. It is looked
         for among the server's flags, then in what the user had the client note (vLLM's --metadata)."""

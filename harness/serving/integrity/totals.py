@@ -335,7 +335,8 @@ def prefill(run: ServingRun) -> Iterator[Finding]:
     totals, tokens, tpot = run.totals, run.workload.input_len, run.reported_ms("tpot")
     if totals.input_tokens and totals.completed:
         tokens = totals.input_tokens / totals.completed
-    ttft = min((t for t in (run.reported_ms("ttft", s) for s in ("mean", "median")) if t), default=0.0)
+    ttfts = (run.reported_ms("ttft"), run.reported_ms("ttft", "median"))
+    ttft = min((time for time in ttfts if time), default=0.0)
     if not tokens or not ttft or run.mode == "offline":
         return
     deepseek = re.search(r"deepseek|kimi-k2", run.model, re.IGNORECASE)

@@ -234,31 +234,40 @@ class ServingRun(StrictRecord):
     @property
     def speculation(self) -> str:
         """`eagle`, `mtp`, `2.84 tokens a step` ...; `none`; empty: not said."""
-        said = self.option("speculative-algorithm", "speculative-config", *SPECULATION)
-        drafts = self.option("num-speculative-tokens")
-        said = said or (drafts and DRAFTED.format(drafts))
+        if named := self.option("speculative-algorithm", "speculative-config", *SPECULATION):
+            return named
+        if drafted := self.option("num-speculative-tokens"):
+            return DRAFTED.format(drafted)
         accepted = self.accept_length
-        if not said and accepted is not None and (accepted > 1 or not self.drafts):
-            return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"
-        if not said and (self.drafts or self._count("spec_decode_acceptance_rate") is not None):
+        if accepted is not None and accepted > 1:
+            return f"{accepted:.3g} tokens a step"
+        if accepted is not None and not self.drafts:
+            return "none"
+        if self.drafts or self._count("spec_decode_acceptance_rate") is not None:
             return DRAFTED.format(self.drafts or "some")
-        return said or ("none" if self.flags or any(key in self.extra for key in SPECULATION) else "")
+        is_said_off = self.flags or any(key in self.extra for key in SPECULATION)
+        return "none" if is_said_off else ""
 
     @property
     def drafts(self) -> int | None:
         """Draft tokens that a step verifies for each request; None: not said, or they form a tree."""
         if self.option("speculative-eagle-topk") not in ("", "1"):
             return None
-        tokens = self.option("speculative-num-draft-tokens")  # SGLang's, with the verified one
+        tokens = self.option("speculative-num-draft-tokens")
+        if tokens.isdigit():  # SGLang's, with the token that is verified with them
+            return int(tokens) - 1
         config = NUM_DRAFTS.search(self.option("speculative-config"))
-        said = [str(int(tokens) - 1) if tokens.isdigit() else "", config[1] if config else ""]
-        said += map(self.option, ("num-speculative-tokens", "speculative-num-steps"))
-        drafted, steps = map(self._count, ("spec_decode_draft_tokens", "spec_decode_num_drafts"))  # vLLM's
-        counted = round(drafted / steps) if drafted and steps else None
-        return next((int(word) for word in said if word.isdigit()), counted)
+        named = config[1] if config else ""
+        for number in (named, self.option("num-speculative-tokens"), self.option("speculative-num-steps")):
+            if number.isdigit():
+                return int(number)
+        drafted = self._count("spec_decode_draft_tokens")  # vLLM's counts
+        steps = self._count("spec_decode_num_drafts")
+        return round(drafted / steps) if drafted and steps else None
 
     def _count(self, key: str) -> float | None:
-        return float(value) if isinstance(value := self.extra.get(key), (int, float)) else None
+        value = self.extra.get(key)
+        return float(value) if isinstance(value, (int, float)) else None
 
     @property
     def accept_length(self) -> float | None:
@@ -266,17 +275,21 @@ class ServingRun(StrictRecord):
         of that name, TensorRT-LLM's `global_acceptance_rate` (the same), vLLM's counts, or the rate of
         accepted drafts in per cent."""
         length = self.value("accept_length", "mean")
-        keys = ("spec_decode_accepted_tokens", "spec_decode_num_drafts", "spec_decode_acceptance_rate")
-        taken, steps, rate = map(self._count, keys)
-        if length is None and taken is not None and steps:
-            return 1 + taken / steps
-        return 1 + self.drafts * rate / 100 if length is None and rate is not None and self.drafts else length
+        if length is not None:
+            return length
+        accepted, steps = self._count("spec_decode_accepted_tokens"), self._count("spec_decode_num_drafts")
+        if accepted is not None and steps:
+            return 1 + accepted / steps
+        rate = self._count("spec_decode_acceptance_rate")
+        return 1 + self.drafts * rate / 100 if rate is not None and self.drafts else None
 
 
-def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
+def first(metrics: Iterable[Metric], **fields: str) -> Metric | None:
     """The first metric with these values; an empty value matches any."""
-    given = {key: value for key, value in wanted.items() if value}
-    return next((m for m in metrics if all(getattr(m, key) == given[key] for key in given)), None)
+    for metric in metrics:
+        if all(value in ("", getattr(metric, key)) for key, value in fields.items()):
+            return metric
+    return None
 
 
 DRAFTED = "{} tokens drafted"

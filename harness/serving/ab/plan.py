@@ -19,8 +19,8 @@ from harness.plan.settings import UNSET
 from harness.serving.schema import StrictRecord
 
 # The metrics of an A/B, each with name, statistic and kind of tokens in a client's run.
-METRICS = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean"), "ttft_median": ("ttft", "median")}
-METRICS |= {"throughput": ("throughput", "", "output")}
+METRICS: dict[str, tuple[str, ...]] = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean")}
+METRICS |= {"ttft_median": ("ttft", "median"), "throughput": ("throughput", "", "output")}
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is not a child of theirs
 SHELLS = ("sh", "bash")

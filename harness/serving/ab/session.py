@@ -112,7 +112,7 @@ class Session:
         record.append("launch", **about, number=number, port=port, name=name)
         started, ok = time.monotonic(), False
         command = launch(plan, arm, name, port, cache)
-        guard = {"keep": record.lock, "grace": plan.stop_timeout}
+        guard: dict[str, Any] = {"keep": record.lock, "grace": plan.stop_timeout}
         guard["stop"] = stop(plan, arm, name, port) if plan.stop else None
         try:
             with Server(command, port, folder / "server.log", **guard) as server:

@@ -195,7 +195,7 @@ def _largest(run: ServingRun, name: str) -> float | None:
         return max(listed, default=None)
     if "max" in known or mean is None or median is None or mean < 1.5 * median:
         return known.get("max")
-    alone = median + count * (mean - median)
+    alone = median + count * (mean - median)  # the request that makes this mean if all others take the median
     if std is not None:
         return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
     place = (count - 1) * 0.99 - (count - 2)  # of numpy's p99 between the two longest, from 0 to 1

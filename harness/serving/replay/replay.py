@@ -440,8 +440,9 @@ def _times(
         calls = [step.calls(place) for place in difference]  # the replayed step's, the whole model's
         factor = sum(whole for _, whole in calls) / sum(replayed for replayed, _ in calls)
         if factor != 1:
-            scaled = {key: None if ms is None else factor * ms for key, ms in dict(change).items()}
-            times["whole"] = Timed(**scaled)
+            low = None if change.low is None else factor * change.low
+            high = None if change.high is None else factor * change.high
+            times["whole"] = Timed(ms=factor * change.ms, low=low, high=high)
     return times
 
 

@@ -139,13 +139,8 @@ class Session:
         warm, result = folder / "warm-up.json", folder / "result.json"
         warming = client(plan, arm, server.port, seed + WARM_UP_SEEDS, warm, cache, warm_up=True)
         self._call(server, warming, folder / "warm-up.log")
-        for _ in range(FLUSHES if plan.flush else 0):
-            if server.get(plan.flush, post=True) is not None:
-                break
-            server.wait(0.5)  # requests that the client gave up may still be running
-        else:
-            if plan.flush:
-                raise RunFailed(f"POST {plan.flush} was not answered with 200 (flush)")
+        if plan.flush:
+            self._flush(server)
         began = time.monotonic()
         self._call(server, client(plan, arm, server.port, seed, result, cache), folder / "client.log")
         seconds = round(time.monotonic() - began, 1)
@@ -163,6 +158,14 @@ class Session:
         texts = [f"TPOT {metrics['tpot']:.2f} ms"] if metrics["tpot"] else []
         texts += [f"{metrics['throughput']:.0f} tok/s"] if metrics["throughput"] else []
         self.say(f"  {arm}: {', '.join(texts) or 'measured'}")
+
+    def _flush(self, server: Server) -> None:
+        """Empties the server's prefix cache. Raises RunFailed if it does not answer with 200."""
+        for _ in range(FLUSHES):
+            if server.get(self.plan.flush, post=True) is not None:
+                return
+            server.wait(0.5)  # requests that the client gave up may still be running
+        raise RunFailed(f"POST {self.plan.flush} was not answered with 200 (flush)")
 
     def _call(self, server: Server, command: Command, log: Path) -> None:
         """Runs the client once. Raises RunFailed, which names the server if that died."""

@@ -44,8 +44,9 @@ class Console(Format):
     """The format of a text with result blocks, with reports of trtllm-bench, or with both."""
 
     def recognises(self, document: Document) -> bool:
-        has_report = HEADER.search(document.text) or trtllm.MARK.search(document.text)
-        return document.kind == "text" and bool(has_report)
+        if document.kind != "text":
+            return False
+        return bool(HEADER.search(document.text) or trtllm.MARK.search(document.text))
 
     def runs(self, document: Document) -> list[ServingRun]:
         """The runs of blocks that have numbers, and of trtllm-bench's reports, in the text's order."""

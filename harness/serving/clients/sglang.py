@@ -94,12 +94,9 @@ def _flags(server: Fields, names: Iterable[str]) -> Iterator[str]:
 
 def _sum(parts: Iterable[int | None]) -> int | None:
     """The sum; None if one of the parts is not known, or there are none."""
-    total = None
-    for part in parts:
-        if part is None:
-            return None
-        total = part if total is None else total + part
-    return total
+    every = list(parts)
+    known = [part for part in every if part is not None]
+    return sum(known) if known and len(known) == len(every) else None
 
 
 def counts_of_batch(draft: Draft) -> None:

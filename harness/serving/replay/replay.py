@@ -171,6 +171,7 @@ BASE, RERUN = "base", "base again"
 ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activations give 0.04
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
+Numbers = Mapping[str, float]  # by place or by arm
 Arms = dict[str, dict[str, str]]  # from name to `op` or `op:place` to implementation; BASE is among the names
 
 
@@ -387,7 +388,8 @@ def _measured(
     policy = Policy(
         blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, baseline=BASE,
         rerun=RERUN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin,
-        end_round=monitor.end, )  # fmt: skip
+        end_round=monitor.end,
+    )  # fmt: skip
     return measure({name: partial(sample_s, name) for name in arms}, policy)
 
 
@@ -422,11 +424,7 @@ def _alone(
 
 
 def _times(
-    step: ReplayStep,
-    name: str,
-    difference: Mapping[str, float],
-    rounds: Rounds,
-    alone: Mapping[str, Mapping[str, float]],
+    step: ReplayStep, name: str, difference: Numbers, rounds: Rounds, alone: Mapping[str, Numbers]
 ) -> dict[str, Any]:
     """The times of an arm that has not failed, as fields of ReplayArm. difference, alone: as _differences (of
     this arm) and _alone return them"""
@@ -438,8 +436,9 @@ def _times(
         if alone:
             times["alone"] = sum(alone[place][name] - alone[place][BASE] for place in difference)
         calls = [step.calls(place) for place in difference]  # the replayed step's, the whole model's
-        factor = sum(whole for _, whole in calls) / sum(replayed for replayed, _ in calls)
-        if factor != 1:
+        replayed, whole = sum(count for count, _ in calls), sum(count for _, count in calls)
+        if replayed != whole:
+            factor = whole / replayed
             low = None if change.low is None else factor * change.low
             high = None if change.high is None else factor * change.high
             times["whole"] = Timed(ms=factor * change.ms, low=low, high=high)

@@ -550,14 +550,18 @@ def shown(result: JsonObject) -> RenderableType:
 def row(line: JsonObject, base: str) -> dict[str, str]:
     """The cells of a verdict, by column. The verdict is in brackets if another metric decides."""
     unit, spread = UNITS[line["metric"]], line["launch_spread"]
-    interval = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
     cells = {"arm": line["a"], "metric": NAMES[line["metric"]]}
     cells["verdict"] = line["verdict"] if line["decides"] else f"({line['verdict']})"
     cells["change"] = f"{line['percent']:+.2f} %"
-    cells[f"{100 * line['confidence']:.3g} % interval"] = interval
+    cells[f"{100 * line['confidence']:.3g} % interval"] = interval_text(line)
     cells |= {base: f"{line['base']:.4g} {unit}", "arm's": f"{line['arm']:.4g} {unit}"}
     cells["between launches"] = "" if spread is None else f"{spread:.2f} %"
     return cells
+
+
+def interval_text(verdict: JsonObject) -> str:
+    """The ends of the change's interval, `-1.20 to +0.40 %`; `any` where one pair gives none."""
+    return "{:+.2f} to {:+.2f} %".format(*verdict["interval"]) if verdict["interval"] else "any"
 
 
 def closing(result: JsonObject) -> Iterator[str]:

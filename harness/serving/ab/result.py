@@ -59,7 +59,8 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     if runs:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            predictions += [each.model_copy(update={"of": arm}) for each in of_link(plan, changes)]
+            of_arm = [prediction.model_copy(update={"of": arm}) for prediction in of_link(plan, changes)]
+            predictions += of_arm
     return predictions
 
 
@@ -89,7 +90,11 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     ]
     if unlike:
         raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
-    return [each.model_copy(update={"assumptions": (where, *each.assumptions)}) for each in fitting[0]]
+    noted = []
+    for prediction in fitting[0]:
+        assumptions = (where, *prediction.assumptions)
+        noted.append(prediction.model_copy(update={"assumptions": assumptions}))
+    return noted
 
 
 def _of_commands(plan: Plan) -> JsonObject:
@@ -380,11 +385,11 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
     """Each prediction of an A/B's metric: the metric, change, low and high in per cent; None: an open end."""
-    for each in predictions:
-        metric = each.quantity.removeprefix("output_")  # the clients' names
-        if metric in METRICS and each.before and each.change is not None:
-            ends = (each.change, each.low, each.high)
-            yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
+    for prediction in predictions:
+        metric = prediction.quantity.removeprefix("output_")  # the clients' names
+        if metric in METRICS and prediction.before and prediction.change is not None:
+            ends = (prediction.change, prediction.low, prediction.high)
+            yield prediction, metric, [None if end is None else 100 * end / prediction.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:

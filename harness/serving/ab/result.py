@@ -59,7 +59,8 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     if runs:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            predictions += [each.model_copy(update={"of": arm}) for each in of_link(plan, changes)]
+            of_arm = [prediction.model_copy(update={"of": arm}) for prediction in of_link(plan, changes)]
+            predictions += of_arm
     return predictions
 
 
@@ -89,7 +90,11 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     ]
     if unlike:
         raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
-    return [each.model_copy(update={"assumptions": (where, *each.assumptions)}) for each in fitting[0]]
+    noted = []
+    for prediction in fitting[0]:
+        assumptions = (where, *prediction.assumptions)
+        noted.append(prediction.model_copy(update={"assumptions": assumptions}))
+    return noted
 
 
 def _of_commands(plan: Plan) -> JsonObject:
@@ -129,13 +134,8 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
         logs = [math.log(before_us / after_us) for before_us, after_us in fastest.itertuples(index=False)]
         mean = statistics.fmean(logs)
         half_width = 1.645 * statistics.pstdev(logs)  # nine tenths of a normal distribution
-        yield KernelChange(
-            op=run.op,
-            factor=math.exp(mean),
-            low=math.exp(mean - half_width),
-            high=math.exp(mean + half_width),
-            source=str(folder),
-        )
+        low, high = math.exp(mean - half_width), math.exp(mean + half_width)
+        yield KernelChange(op=run.op, factor=math.exp(mean), low=low, high=high, source=str(folder))
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
@@ -377,25 +377,19 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
     for prediction, metric, (change, low, high) in _in_percent(record.predictions):
         if metric in found and prediction.of in ("", arm):
             found_low, found_high = found[metric].interval or (-math.inf, math.inf)
-            yield {
-                "arm": arm,
-                "metric": metric,
-                "method": prediction.method,
-                "change": change,
-                "low": low,
-                "high": high,
-                "found": found[metric].percent,
-                "meets": (low is None or low <= found_high) and (high is None or found_low <= high),
-            }
+            meets = (low is None or low <= found_high) and (high is None or found_low <= high)
+            line: JsonObject = {"arm": arm, "metric": metric, "method": prediction.method}
+            line |= {"change": change, "low": low, "high": high}
+            yield line | {"found": found[metric].percent, "meets": meets}
 
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
     """Each prediction of an A/B's metric: the metric, change, low and high in per cent; None: an open end."""
-    for each in predictions:
-        metric = each.quantity.removeprefix("output_")  # the clients' names
-        if metric in METRICS and each.before and each.change is not None:
-            ends = (each.change, each.low, each.high)
-            yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
+    for prediction in predictions:
+        metric = prediction.quantity.removeprefix("output_")  # the clients' names
+        if metric in METRICS and prediction.before and prediction.change is not None:
+            ends = (prediction.change, prediction.low, prediction.high)
+            yield prediction, metric, [None if end is None else 100 * end / prediction.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
@@ -545,33 +539,29 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def shown(found: JsonObject) -> RenderableType:
+def shown(result: JsonObject) -> RenderableType:
     """A table of the effects of each arm, with notes below it."""
-    base, *_ = found["plan"]["arms"]
-    head = f"{found['pairs']} pairs against {base}"
-    engine = [found["engine"][key] for key in ("engine", "version") if found["engine"].get(key)]
+    base, *_ = result["plan"]["arms"]
+    head = f"{result['pairs']} pairs against {base}"
+    engine = [result["engine"][key] for key in ("engine", "version") if result["engine"].get(key)]
     if engine:
         head += f", {' '.join(engine)}"
     parts: list[RenderableType] = [f"{head}\n"]
-    if found["verdicts"]:
-        parts += [table_of([row(line, base) for line in found["verdicts"]]), ""]
-    return Group(*parts, *closing(found))
+    if result["verdicts"]:
+        parts += [table_of([row(line, base) for line in result["verdicts"]]), ""]
+    return Group(*parts, *closing(result))
 
 
 def row(line: JsonObject, base: str) -> dict[str, str]:
     """The cells of a verdict, by column. The verdict is in brackets if another metric decides."""
-    unit = UNITS[line["metric"]]
-    spread = line["launch_spread"]
-    return {
-        "arm": line["a"],
-        "metric": NAMES[line["metric"]],
-        "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
-        "change": f"{line['percent']:+.2f} %",
-        f"{100 * line['confidence']:.3g} % interval": interval_text(line),
-        base: f"{line['base']:.4g} {unit}",
-        "arm's": f"{line['arm']:.4g} {unit}",
-        "between launches": "" if spread is None else f"{spread:.2f} %",
-    }
+    unit, spread = UNITS[line["metric"]], line["launch_spread"]
+    cells = {"arm": line["a"], "metric": NAMES[line["metric"]]}
+    cells["verdict"] = line["verdict"] if line["decides"] else f"({line['verdict']})"
+    cells["change"] = f"{line['percent']:+.2f} %"
+    cells[f"{100 * line['confidence']:.3g} % interval"] = interval_text(line)
+    cells |= {base: f"{line['base']:.4g} {unit}", "arm's": f"{line['arm']:.4g} {unit}"}
+    cells["between launches"] = "" if spread is None else f"{spread:.2f} %"
+    return cells
 
 
 def interval_text(verdict: JsonObject) -> str:
@@ -579,10 +569,10 @@ def interval_text(verdict: JsonObject) -> str:
     return "{:+.2f} to {:+.2f} %".format(*verdict["interval"]) if verdict["interval"] else "any"
 
 
-def closing(found: JsonObject) -> Iterator[str]:
-    """The lines below the table."""
-    margin = found["plan"]["margin"]
-    for line in found["verdicts"]:
+def closing(result: JsonObject) -> Iterator[str]:
+    """The lines below the table. result: as `summary` returns it"""
+    margin = result["plan"]["margin"]
+    for line in result["verdicts"]:
         if not line["decides"]:
             continue
         if line["verdict"] == "same":
@@ -591,28 +581,28 @@ def closing(found: JsonObject) -> Iterator[str]:
             beyond = line["low"] > 1 + margin / 100 or line["high"] < 1 / (1 + margin / 100)
             how = "by more than" if beyond else "perhaps by less than"
             yield f"{line['a']}: {line['verdict']}, {how} the margin of {margin:g} %"
-    for arm, more in found["more_pairs"].items():
+    for arm, more in result["more_pairs"].items():
         if more:
             pairs, half_width = more
-            again = f"a new A/B with --pairs {found['pairs'] + pairs}"
+            again = f"a new A/B with --pairs {result['pairs'] + pairs}"
             advice = f"{again} would narrow it to +-{half_width:.2g} % and decide it at this effect"
-        elif found["pairs"] > 1:
+        elif result["pairs"] > 1:
             advice = f"no number of pairs up to {MOST_PAIRS} would decide it"
         else:
             advice = "one pair has no interval"
         yield f"{arm}: unclear: {advice}"
-    for line in found["expected"]:
+    for line in result["expected"]:
         expected = ranged(line["change"], line["low"], line["high"], "+.2f", " %")
         yield (
             f"{line['arm']}: {NAMES[line['metric']]} was expected to change by {expected}, and did by "
             f"{line['found']:+.2f} %: the intervals {'meet' if line['meets'] else 'do not meet'}"
         )
-    for arm, differing in found["differences"].items():
+    for arm, differing in result["differences"].items():
         for what, part in (("setting", "server_info"), ("variable", "environment")):
             for name, (before, after) in differing[part].items():
                 sides = ("unset" if value is None else repr(value) for value in (before, after))
                 yield f"{arm}: {what} {name}: {' -> '.join(sides)}"
-    yield from (_warning(name) for name in found["names"])
-    yield from (f"note: {line}" for line in found["findings"])
-    if not found["finished"]:
-        yield f"not finished: --resume {found['folder']} goes on"
+    yield from (_warning(name) for name in result["names"])
+    yield from (f"note: {line}" for line in result["findings"])
+    if not result["finished"]:
+        yield f"not finished: --resume {result['folder']} goes on"

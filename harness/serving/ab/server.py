@@ -16,9 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.files import read_toml
@@ -26,6 +24,9 @@ from harness.machine.device import steers
 from harness.serving.ab.guard import descendants
 from harness.serving.ab.plan import FOREIGN, Command
 from harness.serving.compare.settings import flat
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 GUARD = Path(__file__).with_name("guard.py")
 ENDED_S = 100.0  # the most seconds that a guard needs beyond the time that its command gets

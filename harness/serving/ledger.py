@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -21,16 +19,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
-from rich.console import Group, RenderableType
 
 from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
-from harness.paths import RESULTS, command
-from harness.report.fitting_table import table_of
-from harness.report.notes import Notes, noted
-from harness.report.terminal import COMMAND, whole_line
-from harness.report.text import grouped, ranged, significant
+from harness.paths import RESULTS
+from harness.report.text import ranged
 from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
@@ -382,17 +376,6 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
 TOLERANCE = 0.15  # relative to the observed change, if neither side has an interval
 MOST_OFF = 3.0  # relative to it, too: beyond it the observed change is near 0
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
-WORDS: Notes = [
-    ("explained", "the 90 % intervals of prediction and observation meet; where neither has one, they differ "
-     f"by at most {100 * TOLERANCE:.0f} % of the observed change"),
-    ("not resolved", "the interval of the observation holds 0, or it is of one pair and has none"),
-    ("off by", "predicted less observed change, as a part of the observed one; in its unit where that is "
-     f"over {100 * MOST_OFF:.0f} %, as the observed change is near 0"),
-    ("blind", "the prediction was written before the observation"),
-    ("bound", "the most that one change alone can give"),
-    ("x before", "only the ratio of after to before was published"),
-]  # fmt: skip
-WORDS_OF_SUMMARY = WORDS[:3]
 
 
 @dataclass(frozen=True)
@@ -440,7 +423,7 @@ class LedgerLine:
 
     @property
     def verdict(self) -> str:
-        """Whether the prediction explains the observation: one of WORDS, or NOT_OBSERVED or NOT_PREDICTED."""
+        """Whether the prediction explains the observation, in the words that `serving ledger` explains."""
         predicted, seen = self.prediction, self.observation
         if predicted is None or seen is None:
             return NOT_OBSERVED if seen is None else NOT_PREDICTED
@@ -483,35 +466,6 @@ def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
     return lines + [line for line, _ in predicted if line.kind not in observed]
 
 
-def as_json(rows: Sequence[LedgerRow]) -> str:
-    lines = [
-        {"row": line.row, "quantity": line.kind[0], "unit": line.kind[1], "method": line.method,
-         "off": line.off, "verdict": line.verdict, "blind": line.blind}
-        for row in rows for line in ledger_lines(row)
-    ]  # fmt: skip
-    document = {"rows": [row.model_dump() for row in rows], "lines": lines}
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def ledger_text(rows: Sequence[LedgerRow], with_rows: bool) -> RenderableType:
-    """How many predictions of each method held; then the rows of each ledger, or only their number."""
-    by_ledger = grouped(rows, lambda row: row.ledger)
-    parts: list[RenderableType] = [_summary([line for row in rows for line in ledger_lines(row)]), ""]
-    if not with_rows:
-        parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
-        example = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
-        return Group(*parts, "the rows of one:", whole_line(COMMAND + example), "", noted(WORDS_OF_SUMMARY))
-    for ledger, own in by_ledger.items():
-        parts += [ledger, ""]
-        for row in own:
-            changes = ", ".join(map(_change, row.changes))
-            parts += [f"{row.id}: {changes}", table_of([*_cells(row)]), ""]
-        for text, ids in explanations(own).items():
-            others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-            parts += [f"{ids[0]}{others}: {text}", ""]
-    return Group(*parts, noted(WORDS))
-
-
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     """Each text once, with the names of its rows."""
     by_text: dict[str, list[str]] = {}
@@ -525,59 +479,3 @@ def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
         for text in dict.fromkeys(texts):
             by_text.setdefault(text, []).append(row.id)
     return by_text
-
-
-def _summary(lines: Sequence[LedgerLine]) -> RenderableType:
-    """For each method: how many of each verdict, and how far off it was if the change is resolved."""
-    judged = [line for line in lines if line.prediction and line.observation]
-    if not judged:
-        return "no prediction has an observation yet"
-    verdicts = dict.fromkeys(line.verdict for line in judged)
-    rows = []
-    for method, own in grouped(judged, lambda line: line.method).items():
-        counts = Counter(line.verdict for line in own)
-        off = [abs(line.off) for line in own if line.off is not None and line.verdict != "not resolved"]
-        row = {"method": method} | {verdict: str(counts[verdict] or "") for verdict in verdicts}
-        row["off by, median"] = f"{100 * statistics.median(off):.0f} %" if off else ""
-        row["off by, most"] = f"{100 * max(off):.0f} %" if off else ""
-        rows.append(row)
-    return table_of(rows)
-
-
-COLUMNS = ("quantity", "method", "change", "verdict", "off by", "before and after")
-
-
-def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
-    """The cells by COLUMNS: of each observation, and below it of the predictions of its quantity."""
-    lines = ledger_lines(row)
-    if not lines:
-        yield dict.fromkeys(COLUMNS, "") | {"quantity": "neither predicted nor observed yet"}
-    above = None  # the observation of the line above
-    for line in lines:
-        seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
-        if seen and seen is not above:
-            verdict = "" if predicted else line.verdict
-            sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(unit)}"
-            cells = (quantity, "observed", _value(seen), verdict, "", sides)
-            yield dict(zip(COLUMNS, cells, strict=True))
-        if predicted:
-            method = line.method + (f": {predicted.of} alone" if predicted.of else "")
-            verdict = line.verdict + (", blind" if line.blind else "")
-            cells = ("" if seen else quantity, method, _value(predicted), verdict, line.off_text, "")
-            yield dict(zip(COLUMNS, cells, strict=True))
-        above = seen
-
-
-def _change(change: KernelChange) -> str:
-    """`mla_decode 1.2x`, `fused_moe gate_up saves 3 us a call`"""
-    words = [change.op, change.part]
-    if change.saved_us is not None:
-        words.append(f"saves {change.saved_us:g} us a call")
-    elif change.factor is not None:
-        words.append(f"{change.factor:g}x")
-    return " ".join(word for word in words if word)
-
-
-def _value(entry: Prediction | Observation) -> str:
-    """`-8 ms (-9 to -7)`"""
-    return ranged(entry.change, entry.low, entry.high, "+.3g", f" {unit_text(entry.unit)}")

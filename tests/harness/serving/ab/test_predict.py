@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from harness.cli.serving.ab_display import planned, shown
 from harness.errors import UsageError
 from harness.report.terminal import plain
 from harness.serving.ab import result as predict
 from harness.serving.ab.plan import made
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import changes_of, planned, predicted, shown, summary
+from harness.serving.ab.result import changes_of, predicted, summary
 from harness.serving.ledger import KernelChange
 from tests.support.paths import ROOT
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -98,18 +99,14 @@ def headline(case: CaseResult) -> Text:
     parts = [f" {text.time_with_unit(_time(first))}"]
     if not case.runner_up:
         parts.append("not compared with the second" if others else "nothing to compare it with")
-    second = case.runner_up.b if case.runner_up else ""
-    fastest_defaults = dict[str, str]()  # implementation that is a default -> its fastest row
+    compared = [case.runner_up.b] if case.runner_up else []
+    defaults = [cell for cell in others if case.engines_of(cell) and cell.impl != first.impl]
+    # Each list is of one implementation; its first cell is the fastest.
+    compared += [cells[0].name for cells in text.grouped(defaults, lambda cell: cell.impl).values()]
     for cell in others:
-        if case.engines_of(cell) and cell.impl != first.impl:
-            fastest_defaults.setdefault(cell.impl, cell.name)
-    for cell in others:
-        if cell.name != second and cell.name not in fastest_defaults.values():
-            continue
-        if comparison := case.comparison(first, cell):
+        if cell.name in compared and (comparison := case.comparison(first, cell)):
             noise = comparison.noise if isinstance(comparison, Verdict) else case.noise
-            default = _whose_default(cell, case)
-            other = f"{default} {cell.name}" if default else cell.name
+            other = f"{_whose_default(cell, case)} {cell.name}".lstrip()
             parts.append(text.versus(comparison, other, too_noisy=noise is None or noise > MAX_NOISE))
     if first.percent_of_ceiling is not None:
         parts.append(f"{first.percent_of_ceiling:.0f} % of this machine's limit")
@@ -135,8 +132,8 @@ def _ranking(case: CaseResult) -> FittingTable:
         {Column("implementation", wraps=True): [_name_and_default(row.cell, case) for row in rows]}
         | _time_columns(rows, case.baselines[0] if case.baselines else "baseline", with_host=True)
         | {
-            Column("TFLOPS", spare=4): _rates([(row.cell, row.cell.tflops) for row in rows]),
-            Column("GB/s", spare=5): _rates([(row.cell, row.cell.gbps) for row in rows]),
+            Column("TFLOPS", spare=4): _rates(rows, "tflops"),
+            Column("GB/s", spare=5): _rates(rows, "gbps"),
             Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
         }
     )
@@ -153,9 +150,8 @@ def _time_columns(rows: Sequence[Row], baseline: str, with_host: bool) -> Column
     if with_host:
         columns[Column("host", right=True, spare=3)] = [text.microseconds(row.cell.host_us) for row in rows]
     against = baseline if len(baseline) <= LONGEST_BASELINE else "baseline"
-    columns[Column(f"vs {against}")] = [
-        "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
-    ]
+    cells = ["baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)]
+    columns[Column(f"vs {against}")] = cells
     columns[Column("verdict")] = [Text(row.word, VERDICT_STYLES.get(row.word, "")) for row in rows]
     return columns
 
@@ -164,10 +160,11 @@ def _time(cell: Cell) -> text.TimeInterval:
     return text.TimeInterval(cell.time_us or math.nan, cell.low_us, cell.high_us)
 
 
-def _rates(rates: Sequence[tuple[Cell, float | None]]) -> list[str]:
-    """Rates of cells, in the digits that the interval of the cell's time supports."""
+def _rates(rows: Sequence[Row], attribute: Literal["tflops", "gbps"]) -> list[str]:
+    """A rate of each row, in the digits that the interval of the row's time supports."""
     numbers = []
-    for cell, rate in rates:
+    for cell in (row.cell for row in rows):
+        rate = getattr(cell, attribute)
         if rate is None or not cell.time_us or not cell.low_us or not cell.high_us:
             numbers.append(text.significant(rate))
         else:
@@ -202,40 +199,33 @@ def _case_under_settings(case: CaseResult, run: Run) -> list[Part]:
     if case.timed:
         parts += [_settings(comparisons, run), ""]
     notes = [*untimed(_unsupported_once(case.cells, run)), *reproductions(case.cells, run)]
+    noises: Notes = []
     for comparison in comparisons:
         parts += _effects(comparison, run)
         notes += _what_ran(comparison)
-    for comparison in comparisons:
-        if comparison.noise is not None:
+        if comparison.noise:
             ratio = text.ratio_text(comparison.noise)
-            notes.append(("noise", f"{comparison.name} against itself in other workers: {ratio}"))
-    return [*parts, [*notes, *measuring(case.done)]]
+            noises.append(("noise", f"{comparison.name} against itself in other workers: {ratio}"))
+    return [*parts, [*notes, *noises, *measuring(case.done)]]
 
 
 def _unsupported_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
     """The cells, without repetition of what is unsupported for one reason under every setting: of these cells
     only the one under the first setting is left, and its name has no setting."""
-    first = run.first_setting
-    unsupported = {
-        (c.impl, c.launch, c.reason) for c in cells if c.status == "unsupported" and c.setting == first
-    }
+    under_first = [c for c in cells if c.status == "unsupported" and c.setting == run.first_setting]
+    said = {(c.impl, c.launch, c.reason) for c in under_first}
     kept = []
     for cell in cells:
-        if (cell.impl, cell.launch, cell.reason) not in unsupported:
+        if (cell.impl, cell.launch, cell.reason) not in said:
             kept.append(cell)
-        elif cell.setting == first:
+        elif cell.setting == run.first_setting:
             kept.append(cell.model_copy(update={"setting": PLAIN}))
     return kept
 
 
 def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTable:
     """A line for each setting with a time, below the first setting of its implementation."""
-    rows = [
-        row
-        for comparison in comparisons
-        for row in (comparison.baseline, *comparison.others)
-        if row.cell.time_us
-    ]
+    rows = [row for of in comparisons for row in (of.baseline, *of.others) if row.cell.time_us]
     return as_table(
         {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
         | _time_columns(rows, first_setting_name(run), with_host=False)
@@ -247,10 +237,8 @@ def _setting_name(row: Row) -> str:
     """The name of the cell under the first setting; of the others the setting alone, indented."""
     if row.is_baseline:
         return row.cell.name
-    setting = row.cell.setting
-    if len(setting) > LONGEST_SETTING:
-        setting = setting.replace(", ", ",\n  ")
-    return f"  {setting}"
+    separator = ",\n  " if len(row.cell.setting) > LONGEST_SETTING else ", "
+    return "  " + row.cell.setting.replace(", ", separator)
 
 
 def _what_ran(comparison: SettingComparison) -> Notes:

@@ -23,8 +23,7 @@ Pairs = Sequence[tuple[SettingComparison, Row]]
 
 def conclusion(cases: Sequence[CaseResult], run: Run) -> RenderableType:
     title, lines = conclusion_lines(cases, run)
-    indented = [Padding(line, (0, 0, 0, 2)) for line in lines]
-    return Group(title, *indented) if title else Group(*indented)
+    return Group(*([title] if title else []), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
 def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[str]]:
@@ -50,10 +49,8 @@ def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[s
 
 def _without_regression(comparisons: Sequence[SettingComparison], done: Sequence[CaseDone]) -> str:
     """What is known of regressions where no verdict is `slower`."""
-    ratios = []
-    for comparison in comparisons:
-        with_ratio = [row for row in comparison.others if _has_ratio(row)]
-        ratios += [(_over_cases([(comparison, row)], MARGIN), row.cell) for row in with_ratio]
+    pairs = [(comparison, row) for comparison in comparisons for row in comparison.others if _has_ratio(row)]
+    ratios = [(_over_cases([pair], MARGIN), pair[1].cell) for pair in pairs]
     if not ratios:
         return "not known whether anything regressed: no row has a time in both revisions"
     unknown = [(of, cell) for of, cell in ratios if of.verdict != "same" and of.low < 1 - MARGIN]
@@ -97,9 +94,8 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
         but = [f"but slower for {', '.join(slower)}"] if slower else []
         return "; ".join([advice, *but, *failed])
 
-    notes = []
     judged = {name: ratio for name, ratio in ratios.items() if ratio.verdict in ("faster", "slower")}
-    notes += [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
+    notes = [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
     for name in ratios:
         faster = _cases_where("faster", by_setting[name])
         if several and faster:
@@ -123,9 +119,9 @@ def _no_advice(
     if unknown:
         widest = max(unknown, key=lambda ratio: ratio.high / ratio.low if ratio.low else math.inf)
         _, interval = ratio_and_interval(widest.ratio, widest.low, widest.high)
-        reason = "too few rounds for an interval"
-        if interval:
-            reason = f"the widest interval is {interval.strip('()')}"
+        reason = (
+            f"the widest interval is {interval.strip('()')}" if interval else "too few rounds for an interval"
+        )
         return f"not known: {reason}; {_what_would_tell(done)}"
     farthest = max(max(ratio.high - 1, 1 - ratio.low) for ratio in ratios.values())
     verdicts = {ratio.verdict for ratio in ratios.values()}
@@ -144,11 +140,8 @@ def _over_cases(pairs: Pairs, margin: float) -> Comparison:
     """
     verdicts = [row.verdict for _, row in pairs if row.verdict]
     noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
-    reruns = [
-        (comparison, comparison.noise.samples)
-        for comparison, _ in pairs
-        if comparison.noise and comparison.noise.samples.seconds
-    ]
+    with_noise = [(comparison, comparison.noise.samples) for comparison, _ in pairs if comparison.noise]
+    reruns = [(comparison, samples) for comparison, samples in with_noise if samples.seconds]
     if len(reruns) == len(pairs) > 1:  # that of the A/A pairs of all cases together
         noise = noise_of(total_ratio(_times(reruns)))
     confidence = max(verdict.confidence for verdict in verdicts)

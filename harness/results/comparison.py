@@ -117,20 +117,19 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
         ratio = row.comparison
         word = verdict(ratio.low, ratio.high, noise=noise) if row.baseline else "unclear"
         rows[place] = replace(row, spread=spread, comparison=replace(ratio, verdict=word))
-    missing = []
-    for case, name in dict.fromkeys([*a.cells, *b.cells]):
-        if (case, name) in timed_a and (case, name) not in timed_b:
-            missing.append(f"{name} at {case}: {_why_no_time('B', b.cells.get((case, name)))}")
-        elif (case, name) in timed_b and (case, name) not in timed_a:
-            missing.append(f"{name} at {case}: {_why_no_time('A', a.cells.get((case, name)))}")
-    tried_in_b = {key: b.cells[key].status for key in timed_a if key in b.cells and key not in timed_b}
-    lost: dict[CellKey, str] = {
-        key: status for key, status in tried_in_b.items() if status not in ("ok", "checked")
-    }
+    missing: list[str] = []
+    lost: dict[CellKey, str] = {}
+    for key in dict.fromkeys([*a.cells, *b.cells]):
+        cell_a, cell_b = a.cells.get(key), b.cells.get(key)
+        if key in timed_a and key not in timed_b:
+            missing.append(_without_time(key, "B", cell_b))
+            if cell_b and cell_b.status not in ("ok", "checked"):
+                lost[key] = cell_b.status
+        elif key in timed_b and key not in timed_a:
+            missing.append(_without_time(key, "A", cell_a))
     incompatible, notes = _differences(a, b, moved)
     for (spread, source), count in Counter(spreads_of_moved.values()).items():
-        cases = f"{count} case" if count == 1 else f"{count} cases"
-        notes.append(f"the noise of {cases} has {spread:.1%} more: {source}")
+        notes.append(f"the noise of {count} case{'' if count == 1 else 's'} has {spread:.1%} more: {source}")
     return RunComparison(rows, session_noise, noise_from, incompatible, notes, missing, lost)
 
 
@@ -189,10 +188,11 @@ def _spread_of_two(
     return max(known, default=(UNKNOWN_SPREAD, "assumed, as no run calibrated both devices"))
 
 
-def _why_no_time(run_name: str, cell: Cell | None) -> str:
-    if cell is None:
-        return f"not in {run_name}"
-    return f"{cell.status} in {run_name}: {cell.reason}".rstrip(": ")
+def _without_time(key: CellKey, run_name: str, cell: Cell | None) -> str:
+    """Says where a cell has no time, and why."""
+    case, name = key
+    why = f"{cell.status} in {run_name}: {cell.reason}".rstrip(": ") if cell else f"not in {run_name}"
+    return f"{name} at {case}: {why}"
 
 
 def _changed(a: Cell, b: Cell) -> bool | None:
@@ -224,16 +224,16 @@ def _row_without_noise(
         measured(cell_a.time_us, cell_a.low_us, cell_a.high_us),
         measured(cell_b.time_us, cell_b.low_us, cell_b.high_us),
     )
-    comparison = absolute
-    if baseline and name != baseline:
+    if baseline in ("", name):
+        baseline, comparison = "", absolute
+    else:
         in_a = compare_samples(cell_a.samples, a.cells[case, baseline].samples, confidence=confidence)
         in_b = compare_samples(cell_b.samples, b.cells[case, baseline].samples, confidence=confidence)
         comparison = quotient(in_b, in_a)
     time_moved = absolute.low > 1 + MIN_SESSION_NOISE or absolute.high < 1 - MIN_SESSION_NOISE
     return ComparedRow(
-        case=case, name=name, weight=cell_a.weight, a_us=cell_a.time_us, b_us=cell_b.time_us,
-        baseline="" if name == baseline else baseline, changed=changed, comparison=comparison,
-        drift=changed is False and time_moved,
+        case, name, cell_a.weight, a_us=cell_a.time_us, b_us=cell_b.time_us, baseline=baseline,
+        changed=changed, comparison=comparison, drift=changed is False and time_moved,
     )  # fmt: skip
 
 
@@ -306,12 +306,10 @@ CaseTimes = dict[tuple[str, str], Comparison]
 """The time that each device took for one case in each pass, in microseconds, by device and pass."""
 
 
-def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
+def spreads(calibrations: Sequence[Calibration]) -> list[Spread]:
     """The spread of each type of which two or more devices measured the same case."""
-    by_type = defaultdict[str, list[Calibration]](list)
-    for calibration in calibrations:
-        by_type[calibration.type].append(calibration)
-    maybe_spreads = [_spread(type, of_type) for type, of_type in by_type.items()]
+    types = dict.fromkeys(c.type for c in calibrations)
+    maybe_spreads = [_spread(type, [c for c in calibrations if c.type == type]) for type in types]
     return [spread for spread in maybe_spreads if spread]
 
 
@@ -329,22 +327,20 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
     to_median, drifts = [], []
     for case, case_times in times.items():
         median = _median_device(devices, case_times)
+        to_itself = Comparison(1.0, 1.0, 1.0, "same")
         for device in devices:
-            if device == median:
-                to_median.append(DeviceRatio(device, case, Comparison(1.0, 1.0, 1.0, "same")))
-            elif (device, median) in ratios[case]:
-                to_median.append(DeviceRatio(device, case, widened(ratios[case][device, median], factor)))
+            ratio = to_itself if device == median else ratios[case].get((device, median))
+            if ratio:
+                to_median.append(DeviceRatio(device, case, widened(ratio, factor)))
             if (device, "first") in case_times and (device, "last") in case_times:
                 drift = quotient(case_times[device, "last"], case_times[device, "first"])
                 drifts.append(DeviceRatio(device, case, widened(drift, factor)))
     # One of the two directions of each pair has a ratio of 1 or more, so the largest ratio is at least 1.
     wide_pairs = [widened(ratio, factor) for ratio in directed_pairs]
     widest = Comparison(
-        ratio=max(pair.ratio for pair in wide_pairs),
-        low=max(1.0, *(pair.low for pair in wide_pairs)),
-        high=max(pair.high for pair in wide_pairs),
-        verdict="unclear",
-    )
+        ratio=max(pair.ratio for pair in wide_pairs), low=max(1.0, *(pair.low for pair in wide_pairs)),
+        high=max(pair.high for pair in wide_pairs), verdict="unclear",
+    )  # fmt: skip
     return Spread(type, devices, to_median, drifts, widest)
 
 
@@ -369,10 +365,9 @@ def _ratios_of_devices(devices: Sequence[str], times: CaseTimes) -> dict[tuple[s
 
 def _median_device(devices: Sequence[str], times: CaseTimes) -> str:
     """The device with the median time of a case; of an even number the faster of the two in the middle."""
-    by_time = []
-    for device in devices:
-        of_device = [time for (measured_by, _), time in times.items() if measured_by == device]
-        if of_device:
-            by_time.append((pooled(of_device).ratio, device))
-    _, median = sorted(by_time)[(len(by_time) - 1) // 2]
+    by_device = {d: [time for (of, _), time in times.items() if of == d] for d in devices}
+    by_time = sorted(
+        (pooled(of_device).ratio, device) for device, of_device in by_device.items() if of_device
+    )
+    _, median = by_time[(len(by_time) - 1) // 2]
     return median

@@ -32,8 +32,7 @@ class Record(BaseModel):
 
 
 class Samples(Record):
-    """The samples of an entry, as columns: a sample's block, the number of its round, and seconds per
-    call."""
+    """The samples of an entry, as columns: a sample's block, its round's number, and seconds per call."""
 
     block: list[int] = []
     round: list[int] = []
@@ -45,7 +44,6 @@ class Samples(Record):
         return dict(zip(zip(self.block, self.round, strict=True), self.seconds, strict=True))
 
     def add(self, others: Samples) -> None:
-        """Appends other samples."""
         self.block += others.block
         self.round += others.round
         self.seconds += others.seconds

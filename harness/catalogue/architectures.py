@@ -111,11 +111,11 @@ ARCHS = (
 def named_sheet(word: str) -> JsonObject | None:
     """The data sheet of the GPU that a user names in any capitals: `MI300X`, or `gfx942`, which stands for
     the largest GPU of that architecture. None for another word."""
-    architecture, sheets = architectures().get(word.lower()), known_devices()
+    architecture = architectures().get(word.lower())
     name = known_type(architecture.device if architecture else word)
-    of_arch = [sheet for sheet in sheets if sheet["arch"] == word.lower()]
-    matches = [sheet for sheet in sheets if sheet["name"] == name] or of_arch
-    return matches[0] if matches else None
+    of_name = [sheet for sheet in known_devices() if sheet["name"] == name]
+    of_arch = [sheet for sheet in known_devices() if sheet["arch"] == word.lower()]
+    return next(iter(of_name or of_arch), None)
 
 
 def named_architecture(word: str) -> str:

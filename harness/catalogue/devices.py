@@ -14,19 +14,16 @@ from kernels.op import DTYPES, Work
 from kernels.platform import Platform
 
 CARD = re.compile(r"\b(?:pcie|nvl)\b")
-"""Words in a name, in small letters, for cards with other power, memory or links than the chip's usual
-card."""
+"""Words in a name, in small letters, for cards with other power, memory or links than the usual card."""
 PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
 """The end of the name of a part of a GPU: a MIG slice (NVIDIA), a compute and memory partition (AMD)."""
 
 MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory that it usually has (NVIDIA's MIG
 User Guide)."""
-
 MIG_SMS = {3: 1 / 2}
 """Sevenths of the SMs in a slice's name -> the share of the SMs that it has at most, where that is more: `3g`
 has 60 of an H100's 132."""
-
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # mode of an AMD GPU -> the number of parts
 
 
@@ -124,11 +121,8 @@ def _sheets_of_whole(platform: Platform) -> list[JsonObject]:
 def datasheets(platform: Platform) -> list[JsonObject]:
     """The data sheets that this device may have. For a part of a GPU they give the most that it can have of
     the whole GPU's rates, with the shares in `source`; a part of unknown size has no data sheet."""
-    part = part_of(platform.name)
-    if not part:
-        return _sheets_of_whole(platform)
-    of_part = [_sheet_of_part(sheet, part) for sheet in _sheets_of_whole(platform)]
-    return [sheet for sheet in of_part if sheet]
+    part, sheets = part_of(platform.name), _sheets_of_whole(platform)
+    return list(filter(None, (_sheet_of_part(sheet, part) for sheet in sheets))) if part else sheets
 
 
 def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
@@ -159,10 +153,9 @@ def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
 
 
 def peaks(platform: Platform) -> Ceilings | None:
-    """The highest peaks of the data sheets that the device may have, with the highest rate of any dtype,
-    which is
-    that of FP8, for all dtypes: a right measurement never exceeds them. None without a data sheet: CPUs have
-    none, as software cannot find the number of memory channels or the highest clock."""
+    """The highest peaks of the data sheets that the device may have, with the highest rate of any dtype (FP8)
+    for all dtypes: a right measurement never exceeds them. None without a data sheet: CPUs have none, as
+    software cannot find the number of memory channels or the highest clock."""
     sheets = datasheets(platform)
     if not sheets:
         return None

@@ -57,14 +57,14 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     planned = {case.key: case for case in run.cases}
     several = len(journal.devices()) > 1
     calibrations = journal.calibrations() if several else []
-    device_spreads = spreads(calibrations)
+    of_run: dict[str, Any] = {"folder": folder, "run": run, "label": label, "calibrations": calibrations,
+              "spreads": spreads(calibrations)}  # fmt: skip
     cases = []
     for key, records in journal.finished().items():
-        result = CaseResult.of(records)
-        if key in planned and result.cells:
-            done = result.done if several else result.done.nameless
-            cases.append(MeasuredCase(result.cells, result.verdicts, done, folder, run, label, planned[key],
-                                      calibrations, device_spreads))  # fmt: skip
+        case = CaseResult.of(records)
+        if key in planned and case.cells:
+            done = case.done if several else case.done.nameless
+            cases.append(MeasuredCase(case.cells, case.verdicts, done, planned=planned[key], **of_run))
     return cases
 
 
@@ -78,13 +78,12 @@ def interval_ends(value: float, low: float | None, high: float | None) -> tuple[
 def ratio_data(name: str, comparison: Verdict | Comparison | None) -> dict[str, Any]:
     """The data of a ratio for a chart and its table; without a ratio the texts are empty and the numbers
     None."""
-    data: dict[str, Any] = {"name": name, "ratio": None, "low": None, "high": None, "text": "", "verdict": ""}
-    if comparison:
-        data |= {"text": ratio_text(comparison), "verdict": comparison.verdict}
-        if comparison.ratio is not None:
-            low, high = interval_ends(comparison.ratio, comparison.low, comparison.high)
-            data |= {"ratio": comparison.ratio, "low": low, "high": high}
-    return data
+    text, verdict = (ratio_text(comparison), comparison.verdict) if comparison else ("", "")
+    ratio = low = high = None
+    if comparison and comparison.ratio is not None:
+        ratio = comparison.ratio
+        low, high = interval_ends(ratio, comparison.low, comparison.high)
+    return {"name": name, "ratio": ratio, "low": low, "high": high, "text": text, "verdict": verdict}
 
 
 def four_digits(value: float | None) -> str:
@@ -96,16 +95,13 @@ def add_times_in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
     `time_high`, in the unit of the smallest time. Returns the name of the unit, and the columns of the
     three."""
     common = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
+    keys = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
     for row in rows:
-        for key, key_us in (("time", "time_us"), ("time_low", "low_us"), ("time_high", "high_us")):
-            us = row[key_us]
-            row[key] = None if us is None else round(us / common.us, 6)
-    columns: Columns = {
-        f"time, {common.name}": ("time", four_digits),
-        "from": ("time_low", four_digits),
-        "to": ("time_high", four_digits),
-    }
-    return common.name, columns
+        row |= {
+            key: row[us] if row[us] is None else round(row[us] / common.us, 6) for key, us in keys.items()
+        }
+    titles = (f"time, {common.name}", "from", "to")
+    return common.name, {title: (key, four_digits) for title, key in zip(titles, keys, strict=True)}
 
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
@@ -169,7 +165,7 @@ def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
     """The key of each case of an op -> a short name: the sizes that not all cases have, and the boundary."""
     shared = shared_sizes(cases)
     short = {}
-    for case in cases:
-        own_sizes = text_of({k: v for k, v in case.planned.sizes.items() if k not in shared})
-        short[case.planned.key] = " ".join(filter(None, [own_sizes, case.planned.boundary]))
+    for planned in (case.planned for case in cases):
+        own_sizes = text_of({name: size for name, size in planned.sizes.items() if name not in shared})
+        short[planned.key] = f"{own_sizes} {planned.boundary}".lstrip()
     return short

@@ -21,7 +21,6 @@ from harness.results.schema import Run
 from harness.statistics.paired import verdict
 
 STATISTICS = ("min", "median", "max")  # those that records have of a monitor's readings
-IN_ORDER = "Left to right is the order of measuring; records have no times of day."
 READING_COLOUR = "#0072B2"
 IN_BYTES = ("device_memory", "last_level_cache")  # facts of the machine that are sizes
 WIDTH = 500  # pixels of a plot
@@ -63,12 +62,11 @@ def _facts(run: Run) -> Chart:
     for name in ("read", "copy"):
         if run.ceilings.get(name):
             add("limits", f"{name}, GB/s", significant(run.ceilings[name] / 1e9))
-    return Chart(
-        anchor("facts", run.id),
-        "What it was measured on",
-        "What was asked for, the machine, versions, flags, and the limits that it was measured to reach.",
-        table=table(rows, {"of": "of", "what": "what", "value": "value"}),
+    reading = (
+        "What was asked for, the machine, versions, flags, and the limits that it was measured to reach."
     )
+    numbers = table(rows, {"of": "of", "what": "what", "value": "value"})
+    return Chart(anchor("facts", run.id), "What it was measured on", reading, table=numbers)
 
 
 def _bytes_text(count: int) -> str:
@@ -93,9 +91,9 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         return None
     order = alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
     base = alt.Chart().encode(x=order)
-    low = alt.Y("min:Q", title=None, scale=alt.Scale(zero=False))
-    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READING_COLOUR, aria=False)
-    bars = bars.encode(y=low, y2="max:Q")
+    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READING_COLOUR, aria=False).encode(
+        y=alt.Y("min:Q", title=None, scale=alt.Scale(zero=False)), y2="max:Q"
+    )
     dots = base.mark_point(filled=True, size=50, opacity=1, color=READING_COLOUR)
     tooltip = ["what:N", "case:N", *(f"{name}:Q" for name in STATISTICS)]
     picture = (
@@ -106,14 +104,12 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     )
     columns: Columns = {"case": "case", "what": "what", **{name: (name, four_digits) for name in STATISTICS}}
     return Chart(
-        anchor("conditions", run.id),
-        "Clocks, heat, load",
+        anchor("conditions", run.id), "Clocks, heat, load",
         "What the monitors read during the rounds of each case: the dot is the median, the bar goes from the "
-        f"smallest to the largest. What they could not read is missing. {IN_ORDER} No axis begins at zero.",
-        picture,
-        table(values, columns),
-        len(values),
-    )
+        "smallest to the largest. What they could not read is missing. Left to right is the order of "
+        "measuring; records have no times of day. No axis begins at zero.",
+        picture, table(values, columns), len(values),
+    )  # fmt: skip
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
@@ -145,13 +141,10 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         "when": "when", **time_columns, "of the median": ("ratio", "text"),
     }  # fmt: skip
     return Chart(
-        anchor("devices", run.id),
-        "Devices",
+        anchor("devices", run.id), "Devices",
         "Right of 1: faster than the median device of its type, by both passes together. The grey band "
         f"is {LAG:.0%} to either side: a device whose interval reaches into it neither lags nor leads. "
         "The table has the times of each before all other cases (first) and after them (last), and how many "
         "cases it measured.",
-        picture if speeds else None,
-        table(rows, columns),
-        len(speeds),
-    )
+        picture if speeds else None, table(rows, columns), len(speeds),
+    )  # fmt: skip

@@ -60,14 +60,11 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         "what ran": "ran", "change": "changed",
     }  # fmt: skip
     chart = Chart(
-        anchor("arms", case.label, case.planned.key),
-        case.named("What the settings do"),
+        anchor("arms", case.label, case.planned.key), case.named("What the settings do"),
         f"Right of 1 is faster than {first}, the bar is the interval. "
         "A diamond: other kernels ran; a circle: the same did.",
-        picture if points else None,
-        table(rows, columns),
-        len(points),
-    )
+        picture if points else None, table(rows, columns), len(points),
+    )  # fmt: skip
     return [chart, *_effects(case, comparisons)]
 
 
@@ -91,20 +88,17 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
         "case": "case", "implementation · setting": "name", "speedup": ("ratio", "whole"),
         "verdict": "verdict",
     }  # fmt: skip
+    picture = grid(
+        values, alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
+        alt.Y("case:N", sort=None, title=None),
+        tips(name="implementation · setting", case="", whole="speedup", verdict=""),
+    )  # fmt: skip
     return Chart(
-        anchor("settings-over-cases", cases[0].run.id),
-        cases[0].named("What the settings do in each case"),
+        anchor("settings-over-cases", cases[0].run.id), cases[0].named("What the settings do in each case"),
         "Each field is a case and a setting: how many times as fast as "
         f"{first_setting_name(cases[0].run)} it is. Colours are verdicts.",
-        grid(
-            values,
-            alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
-            alt.Y("case:N", sort=None, title=None),
-            tips(name="implementation · setting", case="", whole="speedup", verdict=""),
-        ),
-        table(values, columns),
-        len(values),
-    )
+        picture, table(values, columns), len(values),
+    )  # fmt: skip
 
 
 def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
@@ -124,20 +118,18 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
         "verdict": "word",
     }  # fmt: skip
     if values:
+        picture = grid(
+            values, alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
+            alt.Y("what:N", sort=None, title=None),
+            tips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
+        )  # fmt: skip
         yield Chart(
             anchor("effects", case.label, case.planned.key),
             case.named("Effects of the flags, and of two together"),
             "A main effect is what a flag brings over all settings of the others; an interaction is the "
             "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
-            grid(
-                values,
-                alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
-                alt.Y("what:N", sort=None, title=None),
-                tips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
-            ),
-            table(values, columns),
-            len(values),
-        )
+            picture, table(values, columns), len(values),
+        )  # fmt: skip
 
 
 # Two runs
@@ -156,12 +148,8 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
         }
         for row in comparison.rows
     ]  # fmt: skip
-    picture = forest(
-        rows,
-        "time in A over time in B",
-        noise_band(comparison.noise),
-        tooltip=tips(name="row", text="B vs A", verdict="", drift=""),
-    )
+    tooltip = tips(name="row", text="B vs A", verdict="", drift="")
+    picture = forest(rows, "time in A over time in B", noise_band(comparison.noise), tooltip=tooltip)
     columns: Columns = {
         "case": "case", "implementation": "implementation", "A, us": ("a_us", four_digits),
         "B, us": ("b_us", four_digits), "B vs A": ("ratio", "text"), "verdict": "judged",
@@ -169,24 +157,15 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
     }  # fmt: skip
     regressions = len(comparison.regressions)
     chart = Chart(
-        anchor("moved-rows", str(a.folder), str(b.folder)),
-        "What moved",
+        anchor("moved-rows", str(a.folder), str(b.folder)), "What moved",
         "Right of 1: faster in B. The grey band is the noise between the sessions: a ratio in it is no "
         "change.",
-        picture,
-        table(rows, columns),
-        len(rows),
-    )
-    return PageSection(
-        anchor("moved", str(a.folder), str(b.folder)),
-        f"{a.run.id} to {b.run.id}",
-        f"{regressions} regressed" if regressions else "nothing regressed",
-        [chart],
-        [
-            ("A", f"{a.folder} ({a.run.created}, commit {a.commit})"),
-            ("B", f"{b.folder} ({b.run.created}, commit {b.commit})"),
-            ("noise", f"{comparison.noise:.1%}, {comparison.noise_from}"),
-            *(("differs", note) for note in comparison.notes),
-            *(("in one run only", text) for text in comparison.missing),
-        ],
-    )
+        picture, table(rows, columns), len(rows),
+    )  # fmt: skip
+    notes = [(name, f"{r.folder} ({r.run.created}, commit {r.commit})") for name, r in (("A", a), ("B", b))]
+    notes.append(("noise", f"{comparison.noise:.1%}, {comparison.noise_from}"))
+    notes += [("differs", note) for note in comparison.notes]
+    notes += [("in one run only", text) for text in comparison.missing]
+    headline = f"{regressions} regressed" if regressions else "nothing regressed"
+    name = anchor("moved", str(a.folder), str(b.folder))
+    return PageSection(name, f"{a.run.id} to {b.run.id}", headline, [chart], notes)

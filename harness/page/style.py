@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,40 @@ def provider_colour(providers: Iterable[str]) -> alt.Color:
     return alt.Color("provider:N", scale=coded(colours), legend=None)
 
 
+def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
+    """By row its colour, a shade of its provider's; and how many rows of the provider come before."""
+    colours, places = {}, {}
+    rows_so_far = Counter[str]()
+    for name in names:
+        places[name] = rows_so_far[provider(name)]
+        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), places[name])
+        rows_so_far[provider(name)] += 1
+    return colours, places
+
+
+def fields(
+    values: Sequence[Mapping[str, Any]],
+    across: Sequence[str],
+    title: str | None,
+    mark: Mapping[str, Any],
+    **encodings: Any,
+) -> alt.TopLevelMixin:
+    """A field for each value, at its `x` and `y`, with its `lead` as text in it.
+
+    across:    the x of the values, from left to right
+    title:     of the x axis
+    mark:      properties of the fields
+    encodings: of the fields
+    """
+    base = alt.Chart({"values": list(values)}).encode(
+        x=alt.X("x:O", sort=across, title=title, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:N", sort=None, title=None),
+    )
+    rect = base.mark_rect(**mark, stroke="#8886").encode(**encodings)
+    label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
+    return alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24))
+
+
 def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
     """A choice below a chart, the parameter `rows`: the rows that are `shown` first, `all`, or those of a
     provider that has others. None where all rows are shown first.
@@ -51,10 +86,8 @@ def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
     rows."""
     names: dict[str, set[str]] = {}  # by choice
     for row in rows:
-        names.setdefault("all", set()).add(row["name"])
-        names.setdefault(row["provider"], set()).add(row["name"])
-        if row["shown"]:
-            names.setdefault("shown", set()).add(row["name"])
+        for choice in ("all", row["provider"], *(["shown"] if row["shown"] else [])):
+            names.setdefault(choice, set()).add(row["name"])
     if names.get("shown") == names["all"]:
         return sorted(names["all"])
     by_choice = {choice: sorted(of_choice) for choice, of_choice in names.items()}
@@ -63,8 +96,7 @@ def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
 
 BLACK, WHITE = 0, 255
 SHADES = ((BLACK, 0.0), (WHITE, 0.4), (BLACK, 0.3), (WHITE, 0.6), (BLACK, 0.15), (WHITE, 0.2))
-"""For each row of a provider the tone that is mixed into the provider's colour, and the share of that
-tone."""
+"""For each row of a provider the tone that is mixed into the provider's colour, and the tone's share."""
 
 
 def shade(colour: str, place: int) -> str:

@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ def show(renderable: RenderableType, file: TextIO) -> None:
 def line_width() -> int:
     """Characters of a line of stdout."""
     return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else WIDTH
+
+
+def wrapped(text: str, start: str, indent: str, width: int) -> str:
+    """The text as lines of this width, which break between words only. The first line begins with `start`,
+    the others with `indent`."""
+    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip
 
 
 def plain(renderable: RenderableType, columns: int | None = None) -> str:

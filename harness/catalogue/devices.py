@@ -69,11 +69,8 @@ class Ceilings:
         """The higher of the two for each rate, with the time of measuring of this one."""
         if other is None:
             return self
-        rates = {
-            dtype: max(self.rates.get(dtype, 0.0), other.rates.get(dtype, 0.0))
-            for dtype in DTYPES
-            if dtype in self.rates or dtype in other.rates
-        }
+        known = [dtype for dtype in DTYPES if dtype in {**self.rates, **other.rates}]
+        rates = {dtype: max(self.rates.get(dtype, 0.0), other.rates.get(dtype, 0.0)) for dtype in known}
         return Ceilings(
             rates=rates, read=max(self.read, other.read), copy=max(self.copy, other.copy),
             measured=self.measured, reach=max(self.reach, other.reach),

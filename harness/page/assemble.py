@@ -77,10 +77,8 @@ def engine_section(view: EngineView) -> PageSection:
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
             color=coloured("state", COLOURS["states of shapes"]),
-            tooltip=[
-                "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
-                "entry_kernel:N", "fallback:N", "defects:N",
-            ],
+            tooltip=["layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
+                     "entry_kernel:N", "fallback:N", "defects:N"],
         )
         .properties(width=520, height=alt.Step(22))
     )  # fmt: skip
@@ -206,11 +204,8 @@ def assemble(records: Records, title: str = "", progress: Callable[[str], None] 
 def _folded_behind_index(
     paths: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]
 ) -> PageSection:
-    """The section with a table of the records, which has links to their sections. Folds these sections, and
-    gives those of runs titles that differ.
-
-    paths, sections: one for each record
-    """
+    """The section with a table of the records, of which each has a path and a section. The table has links to
+    the sections; these are folded, and those of runs get titles that differ."""
     rows = []
     for path, section in zip(paths, sections, strict=True):
         section.folded, section.anchor = True, anchor(str(path))
@@ -283,18 +278,14 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
         false = f"expect one case with a false verdict in {1 / (1 - confidence):.0f}"
         notes.append(("verdicts", f"{together}: {false}; these are {len(by_key)}"))
     headlines = " ".join(_op_headlines(runs, setting_runs))
-    return PageSection(anchor(op), op, headlines, _drawn(charts), notes, case_sections)
+    return PageSection(anchor(op), op, headlines, list(filter(None, charts)), notes, case_sections)
 
 
 def _op_headlines(
     runs: Sequence[Sequence[MeasuredCase]], setting_runs: Sequence[Sequence[MeasuredCase]]
 ) -> Iterator[str]:
-    """Yields what an op's runs say, each as sentences; runs of one case share a headline if it is the same
-    case.
-
-    runs, setting_runs: the cases of each run that compares implementations, and of each that compares
-    settings
-    """
+    """Yields sentences on the cases of each run that compares implementations (`runs`) or settings. Runs of
+    one case share a headline if it is the same case."""
     without_summary = [cases[0] for cases in runs if len(cases) == 1 and not summary(cases, cases[0].run)]
     for key, same in grouped(without_summary, lambda case: case.planned.key).items():
         yield f"{key}: {_headline(same)}."
@@ -319,10 +310,6 @@ def _folded_case_sections(
     return [("sizes", f"all have {shared}"), *in_all] if shared else in_all
 
 
-def _drawn(charts: Iterable[Chart | None]) -> list[Chart]:
-    return [chart for chart in charts if chart]
-
-
 def _labelled(case: MeasuredCase, text: str) -> str:
     return f"{case.label}: {text}" if case.label else text
 
@@ -337,8 +324,7 @@ def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSectio
     planned, contrast = same[0].planned, same[0].run.contrast
     charts: list[Chart | None] = []
     if contrast == "settings":
-        for case in same:
-            charts += setting_charts(case)
+        charts += [chart for case in same for chart in setting_charts(case)]
     else:
         charts.append(ranking(same))
     if with_rounds:
@@ -348,7 +334,8 @@ def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSectio
     for case in same:
         notes += [(case.named(label), text) for label, text in case_notes(case, case.run)]
     result = _headline(same) if contrast == "implementations" else ""
-    return PageSection(anchor("case", contrast, planned.key), planned.key, result, _drawn(charts), notes)
+    name = anchor("case", contrast, planned.key)
+    return PageSection(name, planned.key, result, list(filter(None, charts)), notes)
 
 
 def written_section(path: Path) -> PageSection:

@@ -33,12 +33,9 @@ def decision_page(decision: Decision, worth: Worth | None) -> Page:
 
 def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
     engine = decision.launches.engine
-    charts = [
-        *_choices(decision),
-        *(_map(op, cases) for op, cases in grouped(decision.cases, lambda best: best.case.op).items()),
-        *_savings(decision),
-        *_crossovers(decision),
-    ]
+    by_op = grouped(decision.cases, lambda best: best.case.op)
+    maps = [_map(op, cases) for op, cases in by_op.items()]
+    charts = [*_choices(decision), *maps, *_savings(decision), *_crossovers(decision)]
     launch = [("launch", line) for line in snippet(decision)] if decision.chosen else []
     return PageSection(anchor("decision", engine), f"{engine}: the decision", answer(decision, worth), charts,
                        [*notes(decision, worth), *launch])  # fmt: skip
@@ -105,16 +102,12 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     )  # fmt: skip
 
 
-def _field_data(best: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
-    """The field of a case.
-
-    size, others: the names of the sizes that stand at the x axis and at the y axis
-    """
+def _field_data(best: BestCase, x_size: str, y_sizes: Sequence[str]) -> dict[str, Any]:
     sizes = best.case.sizes
     lead = best.chosen.new_us / best.best.new_us
     beyond = f"{best.beyond.cell.impl}, {microseconds(best.beyond_us)}" if best.beyond else ""
     return {
-        "x": str(sizes[size]), "y": text_of({name: sizes[name] for name in others}) or best.case.op,
+        "x": str(sizes[x_size]), "y": text_of({name: sizes[name] for name in y_sizes}) or best.case.op,
         "case": best.case.key[1], "name": best.best.new.cell.impl, "us": best.best.new_us,
         "took": microseconds(best.best.new_us), "chosen": best.chosen.new.cell.impl,
         "lead": f"{lead:.2f}x" if best.clear else "", "clear": best.clear,
@@ -128,9 +121,8 @@ def _savings(decision: Decision) -> Iterator[Chart]:
     total_us = sum(best.case.calls * best.chosen.us for best in decision.cases)
     rows: list[dict[str, Any]] = []
     for best in decision.cases:
-        saved_us = best.chosen.us - best.chosen.new_us
-        left_us = best.chosen.new_us - best.best.new_us
-        for part, us in ((SAVED, saved_us), (LEFT, left_us)):
+        chosen_us = best.chosen.new_us
+        for part, us in ((SAVED, best.chosen.us - chosen_us), (LEFT, chosen_us - best.best.new_us)):
             percent = 100 * best.case.calls * us / total_us
             if abs(percent) >= 0.005:  # smaller ones would read 0.00 %
                 text = f"{percent:+.2f} %"

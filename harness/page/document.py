@@ -70,7 +70,8 @@ class Page:
         taken: set[str] = set()
         for section in self.all_sections():
             rows = [row for chart in section.charts if chart.table for row in chart.table.rows if row.anchor]
-            for part in (section, *section.charts, *rows):
+            parts: list[PageSection | Chart | TableRow] = [section, *section.charts, *rows]
+            for part in parts:
                 number, name = 1, part.anchor
                 while part.anchor in taken:
                     number += 1

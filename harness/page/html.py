@@ -30,10 +30,7 @@ def write_page(page: Page, target: str, source: str) -> None:
 
 
 def html(page: Page, created: str) -> str:
-    """The page as a file of HTML.
-
-    created: the last line of the page
-    """
+    """The page as a file of HTML, of which `created` is the last line."""
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
                               undefined=StrictUndefined, lstrip_blocks=True)  # fmt: skip
     # `tojson` escapes what could end a <script>.

@@ -28,7 +28,7 @@ WIDTH = 500  # pixels of a plot
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
     not_quiet = disturbance(case.done for case in cases).removeprefix("not quiet: ")
-    charts = [_conditions(cases, run), _devices(cases, run), _facts(run)]
+    charts = filter(None, [_conditions(cases, run), _devices(cases, run), _facts(run)])
     notes = [("again", "python -m harness " + shlex.join(run.command))]
     if not_quiet:
         notes.append(("not quiet", not_quiet))
@@ -37,31 +37,29 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         notes += [("devices", line) for line in spread_lines(cases[0].spreads)]
     return PageSection(
         anchor("machine", run.id), f"Machine and origin: {label}" if label else "Machine and origin",
-        device(run), [chart for chart in charts if chart], notes, folded=True,
+        device(run), list(charts), notes, folded=True,
     )  # fmt: skip
 
 
 def _facts(run: Run) -> Chart:
     """A table of what was asked for, the machine, versions, flags, and the measured limits."""
-    rows: list[dict[str, Any]] = []
-
-    def add(group: str, name: str, value: object) -> None:
-        rows.append({"of": group, "what": name, "value": value})
-
-    for name in ("id", "created", "suite", "cache", "confidence", "seed"):
-        add("run", name, getattr(run, name))
+    names = ("id", "created", "suite", "cache", "confidence", "seed")
+    facts: list[tuple[str, str, object]] = [("run", name, getattr(run, name)) for name in names]
     for setting, variables in run.settings.items():
         words = [f"{name} not set" if v is None else f"{name}={v}" for name, v in variables.items()]
-        add("setting", setting, " ".join(words) or "nothing set")
-    for group, facts in run.provenance.items():
-        if isinstance(facts, dict):
-            for name, value in facts.items():
-                add(group, name, _bytes_text(value) if name in IN_BYTES else value)
-    for dtype, rate in run.ceilings.get("rates", {}).items():
-        add("limits", f"{dtype}, TFLOPS", significant(rate / 1e12))
-    for name in ("read", "copy"):
-        if run.ceilings.get(name):
-            add("limits", f"{name}, GB/s", significant(run.ceilings[name] / 1e9))
+        facts.append(("setting", setting, " ".join(words) or "nothing set"))
+    for group, of_group in run.provenance.items():
+        if isinstance(of_group, dict):
+            facts += [
+                (group, name, _bytes_text(v) if name in IN_BYTES else v) for name, v in of_group.items()
+            ]
+    rates = run.ceilings.get("rates", {})
+    facts += [("limits", f"{dtype}, TFLOPS", significant(rate / 1e12)) for dtype, rate in rates.items()]
+    bandwidths = {name: run.ceilings.get(name) for name in ("read", "copy")}
+    facts += [
+        ("limits", f"{name}, GB/s", significant(rate / 1e9)) for name, rate in bandwidths.items() if rate
+    ]
+    rows = [{"of": group, "what": name, "value": value} for group, name, value in facts]
     reading = (
         "What was asked for, the machine, versions, flags, and the limits that it was measured to reach."
     )
@@ -96,12 +94,9 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     )
     dots = base.mark_point(filled=True, size=50, opacity=1, color=READING_COLOUR)
     tooltip = ["what:N", "case:N", *(f"{name}:Q" for name in STATISTICS)]
-    picture = (
-        alt.layer(bars, dots.encode(y="median:Q", tooltip=tooltip))
-        .properties(width=WIDTH, height=70)
-        .facet(data={"values": values}, row=alt.Row("what:N", sort=None, title=None), spacing=6)
-        .resolve_scale(y="independent")
-    )
+    layers = alt.layer(bars, dots.encode(y="median:Q", tooltip=tooltip)).properties(width=WIDTH, height=70)
+    row = alt.Row("what:N", sort=None, title=None)
+    picture = layers.facet(data={"values": values}, row=row, spacing=6).resolve_scale(y="independent")
     columns: Columns = {"case": "case", "what": "what", **{name: (name, four_digits) for name in STATISTICS}}
     return Chart(
         anchor("conditions", run.id), "Clocks, heat, load",

@@ -46,10 +46,10 @@ SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     """The ranking of one case, in one run or in several. Rows that cannot run are in a note of the
     section."""
-    shown = shown_rows(cases)
+    shown_names = shown_rows(cases)
     rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
     fastest_us = min((row.cell.time_us for _, row in rows if row.cell.time_us), default=math.nan)
-    values = [_row_data(case, row, shown, fastest_us) for case, row in rows]
+    values = [_row_data(case, row, shown_names, fastest_us) for case, row in rows]
     values.sort(key=lambda value: (value["time_us"] or math.inf, value["name"]))
     _, time_columns = add_times_in_unit(values)
     has_defaults = any(value["default"] for value in values)
@@ -83,11 +83,8 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     return chart
 
 
-def _row_data(case: MeasuredCase, row: Row, shown: Container[str], fastest_us: float) -> dict[str, Any]:
-    """What the chart and the table of a ranking show of a row.
-
-    shown: the names of the rows that a chart shows first
-    """
+def _row_data(case: MeasuredCase, row: Row, shown_names: Container[str], fastest_us: float) -> dict[str, Any]:
+    """What the chart and the table of a ranking show of a row."""
     cell = row.cell
     engines = case.engines_of(cell)
     default_of = "both" if len(engines) == 2 else "".join(engines)
@@ -102,7 +99,7 @@ def _row_data(case: MeasuredCase, row: Row, shown: Container[str], fastest_us: f
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
         "against": verdict_text(row), "speedup": speedup, "verdict": row.word,
         "share": significant(cell.percent_of_ceiling), "text_of_all": f"{name}: {time_text}",
-        "anchor": case.row_anchor(cell), "shown": cell.name in shown and (ratio or 0.0) <= FAR,
+        "anchor": case.row_anchor(cell), "shown": cell.name in shown_names and (ratio or 0.0) <= FAR,
     }  # fmt: skip
 
 
@@ -240,10 +237,8 @@ def _rounds_picture(
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=style.provider_colour(point["provider"] for point in points),
             shape=alt.Shape("kind:N", scale=style.coded(shapes), title=None, legend=legend),
-            tooltip=[
-                *style.tips(name="implementation"), "block:Q", "round:Q",
-                alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N",
-            ],
+            tooltip=[*style.tips(name="implementation"), "block:Q", "round:Q",
+                     alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N"],
         )
         .properties(width=WIDTH, height=step)
     )  # fmt: skip

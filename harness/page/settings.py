@@ -31,12 +31,10 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     comparisons = setting_comparisons(case, case.run)
     rows = [
         ratio_data(f"{comparison.name} · {row.cell.setting}", row.verdict)
-        | {
-            "ran": row.ran, "changed": row.change, "took": microseconds(row.cell.time_us),
-            "implementation": comparison.name, "setting": row.cell.setting, "status": row.cell.status,
-            "time_us": row.cell.time_us, "low_us": row.cell.low_us, "high_us": row.cell.high_us,
-            "anchor": case.row_anchor(row.cell),
-        }
+        | {"ran": row.ran, "changed": row.change, "took": microseconds(row.cell.time_us),
+           "implementation": comparison.name, "setting": row.cell.setting, "status": row.cell.status,
+           "time_us": row.cell.time_us, "low_us": row.cell.low_us, "high_us": row.cell.high_us,
+           "anchor": case.row_anchor(row.cell)}
         for comparison in comparisons
         for row in comparison.others
     ]  # fmt: skip
@@ -72,11 +70,9 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     """A grid of the speedups of all settings in all cases of a run; None where the run has only one case."""
     keys = short_keys(cases)
     values: list[dict[str, Any]] = [
-        {
-            "case": keys[case.planned.key], "name": f"{comparison.name} · {row.cell.setting}",
-            "text": short_ratio(row.verdict), "whole": ratio_text(row.verdict),
-            "ratio": row.verdict.ratio, "verdict": row.verdict.verdict,
-        }
+        {"case": keys[case.planned.key], "name": f"{comparison.name} · {row.cell.setting}",
+         "text": short_ratio(row.verdict), "whole": ratio_text(row.verdict),
+         "ratio": row.verdict.ratio, "verdict": row.verdict.verdict}
         for case in cases
         for comparison in setting_comparisons(case, case.run)
         for row in comparison.others
@@ -104,12 +100,10 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
 def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
     """Yields the chart of the effects of the flags, if there are any."""
     values = [
-        {
-            "name": comparison.name, "what": f"{effect.kind}: {effect.what}",
-            "ratio": effect.comparison.ratio, "verdict": effect.comparison.verdict,
-            "word": effect_word(effect), "text": short_ratio(effect.comparison),
-            "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}",
-        }
+        {"name": comparison.name, "what": f"{effect.kind}: {effect.what}",
+         "ratio": effect.comparison.ratio, "verdict": effect.comparison.verdict,
+         "word": effect_word(effect), "text": short_ratio(effect.comparison),
+         "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}"}
         for comparison in comparisons
         for effect in flag_effects(comparison, case.run)
     ]  # fmt: skip
@@ -140,12 +134,10 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
     changed_words = {True: "yes", False: "no", None: ""}
     rows = [
         ratio_data(f"{row.name} at {row.case}", row.comparison)
-        | {
-            "drift": "drift of the machine" if row.drift else "", "case": row.case,
-            "implementation": row.name, "a_us": row.a_us, "b_us": row.b_us,
-            "judged": row.comparison.verdict if row.baseline else "absolute times",
-            "changed": changed_words[row.changed],
-        }
+        | {"drift": "drift of the machine" if row.drift else "", "case": row.case,
+           "implementation": row.name, "a_us": row.a_us, "b_us": row.b_us,
+           "judged": row.comparison.verdict if row.baseline else "absolute times",
+           "changed": changed_words[row.changed]}
         for row in comparison.rows
     ]  # fmt: skip
     tooltip = tips(name="row", text="B vs A", verdict="", drift="")

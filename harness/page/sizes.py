@@ -81,20 +81,16 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
     )  # fmt: skip
 
 
-def _points(size: str, case: MeasuredCase, shown: Container[str]) -> Iterator[dict[str, Any]]:
-    """Yields the data of each row with a time.
-
-    shown: the names of the rows that a chart shows first
-    """
-    fastest_us = case.timed[0].time_us if case.timed else None
+def _points(size: str, case: MeasuredCase, shown_names: Container[str]) -> Iterator[dict[str, Any]]:
+    """Yields the data of each row with a time."""
     for row in case.rows:
         cell = row.cell
-        if cell.time_us and fastest_us:
+        if cell.time_us and (fastest_us := case.timed[0].time_us):
             low_us, high_us = interval_ends(cell.time_us, cell.low_us, cell.high_us)
             ratio = cell.time_us / fastest_us
             yield {
                 "x": case.planned.sizes[size], "name": cell.name, "provider": style.provider(cell.name),
-                "shown": cell.name in shown and ratio <= FAR,
+                "shown": cell.name in shown_names and ratio <= FAR,
                 "ratio": ratio, "ratio_low": low_us / fastest_us, "ratio_high": high_us / fastest_us,
                 "beside": f"{ratio:.3g}x", "time_us": cell.time_us, "low_us": low_us, "high_us": high_us,
                 "text": microseconds(cell.time_us), "speedup": row.verdict.ratio if row.verdict else None,
@@ -122,9 +118,7 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     colours, shapes = _colours_and_shapes(points)
     legend = alt.Legend(symbolOpacity=1, values=style.legend_values(points))
     sizes = sorted({point["x"] for point in points})
-    x_scale = alt.Scale(type="symlog", nice=False)
-    if sizes[0] > 0:
-        x_scale = alt.Scale(type="log", base=2, nice=False)
+    log, zero = alt.Scale(type="log", base=2, nice=False), alt.Scale(type="symlog", nice=False)
     pointed = alt.selection_point(name="pointed", fields=["name"], on="pointerover")
     axis_names = {"ratio": "multiple of the fastest", "time": f"time, {unit_name}"}
     suffixes = {"ratio": "x", "time": f" {unit_name}"}  # of the labels of an axis
@@ -133,18 +127,15 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     select = alt.binding_select(options=[*axis_names], labels=[*axis_names.values()], name="Axis: ")
     params = [alt.param(name="axis", value="ratio", bind=select)]
     base = alt.Chart({"values": list(points)}).encode(
-        x=alt.X("x:Q", title=size, scale=x_scale, axis=alt.Axis(values=sizes)),
+        x=alt.X("x:Q", title=size, scale=log if sizes[0] > 0 else zero, axis=alt.Axis(values=sizes)),
         color=alt.Color("name:N", scale=colours, title=None, legend=legend),
         opacity=alt.condition(pointed, alt.value(1), alt.value(0.15)),
     )
     if choice := style.chosen_rows(points):
         params.append(choice)
         base = base.transform_filter(style.CHOSEN)
-    base = base.transform_calculate(
-        at="datum[axis]",
-        from_="datum[axis + '_low'] || datum.share",
-        to="datum[axis + '_high'] || datum.share",
-    )
+    ends = {"from_": "datum[axis + '_low'] || datum.share", "to": "datum[axis + '_high'] || datum.share"}
+    base = base.transform_calculate(at="datum[axis]", **ends)
     labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
     y = alt.Y("at:Q", title=None, scale=alt.Scale(type="log", nice=False), axis=labels)
     of_time = style.tips(text="time", beside="vs fastest", against="vs baseline", verdict="",
@@ -154,9 +145,8 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     line = base.mark_line(aria=False).encode(y=y, detail="name:N")
     shape = alt.Shape("name:N", scale=shapes, title=None, legend=legend)
     dots = base.mark_point(filled=True, size=70).encode(y=y, shape=shape, tooltip=tooltip).add_params(pointed)
-    legend_height = style.LINE_HEIGHT * len(colours.domain)
-    picture = alt.layer(band, line, dots).properties(width=560, height=max(320, legend_height))
-    return picture.add_params(*params)
+    height = max(320, style.LINE_HEIGHT * len(colours.domain))  # so that the legend has room
+    return alt.layer(band, line, dots).properties(width=560, height=height).add_params(*params)
 
 
 def _colours_and_shapes(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:

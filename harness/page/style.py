@@ -196,10 +196,9 @@ def grid(
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     colour = coloured("verdict", COLOURS["verdicts"], opacity)
-    return alt.layer(
-        base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip),
-        base.mark_text(aria=False).encode(text="text:N"),
-    ).properties(width=alt.Step(100), height=alt.Step(24))
+    rect = base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip)
+    label = base.mark_text(aria=False).encode(text="text:N")
+    return alt.layer(rect, label).properties(width=alt.Step(100), height=alt.Step(24))
 
 
 def specification(chart: Chart) -> dict[str, Any]:

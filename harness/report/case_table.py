@@ -35,12 +35,10 @@ from shapes.case import Case
 VERDICT_STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 LONGEST_SETTING = 40  # characters of a setting in one line; a longer one has a line for each variable
 LONGEST_BASELINE = 40
-"""Characters of a baseline's name in a header. A longer one, as in races, which name the configuration, too,
-is called `baseline`."""
+"""Characters of a baseline's name in a header. A longer one, such as a configuration's, is `baseline`."""
 
 Part = Text | str | FittingTable | Notes
-"""What stands below each other in the text of a case: a heading or sentence, a title or an empty line, a
-table, notes."""
+"""A part of the text of a case: a heading or sentence, a title or an empty line, a table, or notes."""
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
@@ -128,26 +126,20 @@ def _ranking(case: CaseResult) -> FittingTable:
     """The rows with a time, the fastest first."""
     rows = [row for row in case.rows if row.cell.time_us]
     limits = [row.cell.percent_of_ceiling for row in rows]
-    return as_table(
-        {Column("implementation", wraps=True): [_name_and_default(row.cell, case) for row in rows]}
-        | _time_columns(rows, case.baselines[0] if case.baselines else "baseline", with_host=True)
-        | {
-            Column("TFLOPS", spare=4): _rates(rows, "tflops"),
-            Column("GB/s", spare=5): _rates(rows, "gbps"),
-            Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
-        }
-    )
+    names = {Column("implementation", wraps=True): [_name_and_default(row.cell, case) for row in rows]}
+    times = _time_columns(rows, case.baselines[0] if case.baselines else "baseline", with_launch_times=True)
+    rates = {Column("TFLOPS", spare=4): _rates(rows, "tflops"), Column("GB/s", spare=5): _rates(rows, "gbps")}
+    shares = ["" if limit is None else f"{limit:.0f}" for limit in limits]
+    return as_table(names | times | rates | {Column("% of limit", right=True, spare=2): shares})
 
 
-def _time_columns(rows: Sequence[Row], baseline: str, with_host: bool) -> Columns:
-    """The columns of times, of ratios to the baseline and of verdicts.
-
-    with_host: also a column of the times that the host needs to launch a call
-    """
+def _time_columns(rows: Sequence[Row], baseline: str, with_launch_times: bool) -> Columns:
+    """The columns of times, perhaps of the host's times to launch a call, of ratios to the baseline and of
+    verdicts."""
     header, times = text.time_column([_time(row.cell) for row in rows])
     ratios = text.ratio_column([row.verdict for row in rows])
     columns: Columns = {Column(header): times}
-    if with_host:
+    if with_launch_times:
         columns[Column("host", right=True, spare=3)] = [text.microseconds(row.cell.host_us) for row in rows]
     against = baseline if len(baseline) <= LONGEST_BASELINE else "baseline"
     cells = ["baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)]
@@ -176,17 +168,14 @@ def _rates(rows: Sequence[Row], attribute: Literal["tflops", "gbps"]) -> list[st
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
     """A table of the figures that are about the case; None if there are none."""
-    rows = [figure for figure in figures if figure.of(case.op, case.sizes)]
-    if not rows:
+    of_case = [figure for figure in figures if figure.of(case.op, case.sizes)]
+    if not of_case:
         return None
-    columns: Columns = {
-        Column("implementation"): [row.implementation for row in rows],
-        Column("device"): [row.device for row in rows],
-        Column("time", right=True): [text.microseconds(row.time_us) for row in rows],
-        Column("TFLOPS", right=True): [text.significant(row.tflops or None) for row in rows],
-        Column("source; how it was timed", wraps=True): [f"{row.source}; {row.method}" for row in rows],
-    }
-    return Group("published by others, neither measured here nor ranked:", as_table(columns))
+    columns = (Column("implementation"), Column("device"), Column("time", right=True),
+               Column("TFLOPS", right=True), Column("source; how it was timed", wraps=True))  # fmt: skip
+    cells = [(f.implementation, f.device, text.microseconds(f.time_us), text.significant(f.tflops or None),
+              f"{f.source}; {f.method}") for f in of_case]  # fmt: skip
+    return Group("published by others, neither measured here nor ranked:", FittingTable(columns, cells))
 
 
 # Settings: flags, revisions
@@ -226,11 +215,10 @@ def _unsupported_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
 def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTable:
     """A line for each setting with a time, below the first setting of its implementation."""
     rows = [row for of in comparisons for row in (of.baseline, *of.others) if row.cell.time_us]
-    return as_table(
-        {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
-        | _time_columns(rows, first_setting_name(run), with_host=False)
-        | {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
-    )
+    names = {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
+    times = _time_columns(rows, first_setting_name(run), with_launch_times=False)
+    ran = {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
+    return as_table(names | times | ran)
 
 
 def _setting_name(row: Row) -> str:

@@ -137,10 +137,7 @@ def _regressed(comparison: RunComparison) -> str:
 
 
 def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
-    """The verdicts on claims, and the commands that measure them.
-
-    claims: the file of claims
-    """
+    """The verdicts on claims, and the commands that measure them; `claims` is the file of claims."""
     rows = [
         {"claim": f"{test.op} {test.factor:g}x", "against": test.against, "verdict": test.verdict,
          f"largest on {claims['device']}": _largest_text(test.claimed)}
@@ -150,14 +147,11 @@ def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
     return Group(head, table_of(rows), CLAIMS_NOTE, *_commands(tests, claims["kernels"]))
 
 
-def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[RenderableType]:
-    """Yields for each op the command that measures it, and which of its rows this machine can time.
-
-    kernels: patterns of the implementations that the claims are about
-    """
+def _commands(tests: Sequence[Test], claimed_patterns: Sequence[str]) -> Iterator[RenderableType]:
+    """Yields for each op the command that measures it, and which of its rows this machine can time."""
     for op, of_op in grouped(tests, lambda test: test.op).items():
         names = dict.fromkeys(name for test in of_op for name in test.runs)
-        claimed = [name for name in names if matches(name, kernels)]
+        claimed = [name for name in names if matches(name, claimed_patterns)]
         rivals = [name for name in names if name not in claimed]
         yield whole_line(COMMAND + command("run", "--op", op, "--suite", "r1-tp8", "--budget", "5m"))
         measured = ", ".join(claimed) or "none of the claim"

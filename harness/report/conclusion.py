@@ -90,9 +90,9 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
         advice = f"{best}: {ratio_text(ratios[best])}{summed}"
         if several:
             advice += f", faster in {len(_cases_where('faster', by_setting[best]))} of {all_cases}"
-        slower = _cases_where("slower", by_setting[best])
-        but = [f"but slower for {', '.join(slower)}"] if slower else []
-        return "; ".join([advice, *but, *failed])
+        if slower := _cases_where("slower", by_setting[best]):
+            advice += f"; but slower for {', '.join(slower)}"
+        return "; ".join([advice, *failed])
 
     judged = {name: ratio for name, ratio in ratios.items() if ratio.verdict in ("faster", "slower")}
     notes = [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
@@ -100,20 +100,20 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
         faster = _cases_where("faster", by_setting[name])
         if several and faster:
             notes.append(f"{name} is faster for {', '.join(faster)}")
-    return "; ".join([_no_advice(ratios, run.margin, several, bool(failed), done), *notes, *failed])
+    advice = f"leave it: no other setting has a time{' in every case' if several else ''}"
+    if ratios:
+        advice = _no_advice(ratios, run.margin, bool(failed), done)
+    return "; ".join([advice, *notes, *failed])
 
 
 def _no_advice(
-    ratios: dict[str, Comparison], margin: float, several: bool, some_failed: bool, done: Sequence[CaseDone]
+    ratios: dict[str, Comparison], margin: float, some_failed: bool, done: Sequence[CaseDone]
 ) -> str:
     """Why no setting is recommended: none has a time, or the intervals are too wide, or all are within the
     margin, or none is known to bring more than the margin.
 
-    ratios:  by setting, over all cases; of settings that have a ratio in each case
-    several: whether there are several cases
+    ratios: by setting, over all cases; of settings that have a ratio in each case
     """
-    if not ratios:
-        return f"leave it: no other setting has a time{' in every case' if several else ''}"
     enough = 1 + margin
     unknown = [ratio for ratio in ratios.values() if ratio.verdict == "unclear" and ratio.high > enough]
     if unknown:
@@ -133,11 +133,9 @@ def _no_advice(
 
 
 def _over_cases(pairs: Pairs, margin: float) -> Comparison:
-    """How many times as fast as the first setting another one is for all cases together. The interval is
-    widened by the noise. The verdict is `same` only if the noise is within the margin.
-
-    pairs: their rows have verdicts
-    """
+    """How many times as fast as the first setting another one, whose rows have verdicts, is for all cases
+    together. The interval is widened by the noise. The verdict is `same` only if the noise is within the
+    margin."""
     verdicts = [row.verdict for _, row in pairs if row.verdict]
     noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
     with_noise = [(comparison, comparison.noise.samples) for comparison, _ in pairs if comparison.noise]

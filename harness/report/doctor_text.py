@@ -97,12 +97,10 @@ def _ceilings(ceilings: JsonObject) -> Lines:
     if not ceilings:
         return [("nothing yet", "doctor without --quick measures it, as the first run does")]
     rates = ceilings["rates"].items()
-    return [
-        ("read", _bandwidth(ceilings["read"])),
-        ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
-        *((f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS") for dtype, rate in rates),
-        ("measured last", ceilings["measured"]),
-    ]
+    lines = [("read", _bandwidth(ceilings["read"])),
+             ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written")]  # fmt: skip
+    lines += [(f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS") for dtype, rate in rates]
+    return [*lines, ("measured last", ceilings["measured"])]
 
 
 def _bandwidth(bytes_per_s: float) -> str:

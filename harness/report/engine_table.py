@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,8 +30,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 @dataclass(frozen=True)
 class Section:
     """A rich renderable: a heading and notes. Lines break between words only, so that names of kernels and
-    files stay whole. A blank between brackets is no place for a break, as names of SGLang's files have
-    one."""
+    files stay whole, and not between brackets, where names of SGLang's files have a blank."""
 
     heading: str
     notes: Sequence[str]  # of one or several lines
@@ -73,13 +73,11 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 def notes(view: EngineView) -> dict[str, list[str]]:
     """Heading -> notes, of one or several lines; the largest shares of the time come first."""
     by_heading = {
-        "known defects": _defects(view.shapes),
-        "falls back": _fallbacks(view.shapes),
-        "no row": _no_rows(view.shapes),
-        "no table": _without_tables(view.shapes),
+        "known defects": _defects(view.shapes), "falls back": _fallbacks(view.shapes),
+        "no row": _no_rows(view.shapes), "no table": _without_tables(view.shapes),
         "problems in the tables": [str(problem) for problem in view.problems],
         "note": [*_lookup_notes(view.shapes), *view.notes],
-    }
+    }  # fmt: skip
     return {heading: lines for heading, lines in by_heading.items() if lines}
 
 
@@ -134,9 +132,8 @@ def _layers(view: EngineView) -> FittingTable:
         tokens = [shape.tokens for shape in shapes]
         token_range = f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
         tuned = f"{len(looked_up) - len(misses)} of {len(looked_up)}" if looked_up else ""
-        not_at = ""  # where all are misses, `0 of N` says it
-        if len(misses) < len(looked_up):
-            not_at = _listed(shape.tokens for shape in misses)
+        # Where all are misses, `0 of N` says it.
+        not_at = _listed(s.tokens for s in misses) if len(misses) < len(looked_up) else ""
         _, _, file = decided_in.rpartition("/")
         share = f"{_share(shapes):.1%}"
         rows.append((share, op, place, sizes, token_range, row or "no row", file, tuned, not_at))
@@ -225,14 +222,12 @@ def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
     """The notes of look-ups, with the number of shapes that each is about. Notes that differ only in the
     numbers of tokens at their end, after ` for `, become one line."""
     pairs = []
-    tokens: dict[tuple[str, str], set[int]] = {}  # by op and start of the note
+    tokens = defaultdict[tuple[str, str], set[int]](set)  # by op and start of the note
     for shape in shapes:
         for note in shape.found.notes:
             start = re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
-            key = shape.call.op, start
-            pairs.append((key, shape))
-            numbers = re.findall(r"\d+", note.removeprefix(start))
-            tokens.setdefault(key, set()).update(map(int, numbers))
+            pairs.append(((shape.call.op, start), shape))
+            tokens[shape.call.op, start].update(map(int, re.findall(r"\d+", note.removeprefix(start))))
     lines = []
     for (op, start), group in _grouped(pairs):
         count = f" ({len(group)} shapes)" if len(group) > 1 else ""
@@ -305,16 +300,13 @@ def changes_text(changes: Changes) -> str:
     library = changes.library
     versions = [view.libraries[library] for view in (changes.before, changes.after)]
     deployment, _ = heading(changes.after)
-    lines = [
-        deployment,
-        f"{library} {' -> '.join(versions)}: {len(changes.changes)} of {changes.asked} shapes run another "
-        "kernel or configuration",
-        "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
-    ]
-    pairs = [
-        ((f"{new.call.op} {new.call.place} {layer_text(new)}", old.runs, new.runs), new)
-        for old, new in changes.changes
-    ]
+    counts = f"{len(changes.changes)} of {changes.asked} shapes run another kernel or configuration"
+    scope = (
+        "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code."
+    )
+    lines = [deployment, f"{library} {' -> '.join(versions)}: {counts}", scope]
+    pairs = [((f"{new.call.op} {new.call.place} {layer_text(new)}", old.runs, new.runs), new)
+             for old, new in changes.changes]  # fmt: skip
     for (layer, before, after), shapes in _grouped(pairs):
         lines.append(f"{_share(shapes):6.1%}  {layer} at {_tokens(shapes)}")
         lines += [f"        - {before}", f"        + {after}"]

@@ -51,10 +51,9 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
     for place, header in enumerate(headers):
         filled = [row[place] for row in cells if row[place]]
         is_short = all(len(cell) <= MIN_WRAPPED for cell in filled)
+        is_numeric = all(NUMBER.fullmatch(cell) for cell in filled)
         if place == 0:  # names, which may begin with a digit
             is_numeric = all(cell.isdigit() for cell in filled)
-        else:
-            is_numeric = all(NUMBER.fullmatch(cell) for cell in filled)
         wraps = not is_numeric and not is_short
         columns.append(Column(header, right=is_numeric, wraps=wraps, spare=place if place > 1 else 0))
     return FittingTable(columns, cells)
@@ -102,14 +101,10 @@ class FittingTable:
     def markdown(self) -> str:
         """All columns, as GitHub reads a table."""
         filled = self._filled()
-        columns = [self.columns[i] for i in filled]
-        return tabulate(
-            [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in self.rows],
-            [column.header for column in columns],
-            tablefmt="pipe",
-            disable_numparse=True,
-            colalign=["right" if column.right else "left" for column in columns],
-        )
+        rows = [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in self.rows]
+        alignments = ["right" if self.columns[i].right else "left" for i in filled]
+        return tabulate(rows, [self.columns[i].header for i in filled], tablefmt="pipe",
+                        disable_numparse=True, colalign=alignments)  # fmt: skip
 
     def _filled(self) -> list[int]:
         """The places of the columns that have a cell with text."""

@@ -80,10 +80,9 @@ def listing(
     elif what == "suites":
         rows = [{"suite": s.name, "description": s.description} for s in suites().values()]
     else:  # linears: those of DeepSeek-R1 on one rank; block_scale_gemm computes the kind fp8 block-scale
+        deployments = (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
         rows = [
-            {"parallel": parallel.text, **asdict(linear)}
-            for parallel in (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
-            for linear in linears(model(R1), parallel)
+            {"parallel": p.text, **asdict(linear)} for p in deployments for linear in linears(model(R1), p)
         ]
     return rows, lambda: table_of(rows)
 
@@ -209,12 +208,10 @@ def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]
         raise UsageError(str(error)) from None
     if not cases:
         raise UsageError(chosen[0].why_no_cases(ops[0]))
+    defaults = {op: kernels.OPS[op].defaults(platform.arch) for op in ops}
     return [
-        {
-            "suite": name, "op": op,
-            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(platform.arch), **case.sizes}).text,
-            "weight": round(case.weight, 4), "place": case.place,
-        }
+        {"suite": name, "op": op, "case": kernels.OPS[op].case({**defaults[op], **case.sizes}).text,
+         "weight": round(case.weight, 4), "place": case.place}
         for name, op, case in cases
     ]  # fmt: skip
 
@@ -296,11 +293,8 @@ def _hints_on_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
 def _flags(ops: Sequence[str], kind: str = "", arch: str = "") -> list[Flag]:
     """The flags that can act on one of the ops on a kind of platform and an architecture; an empty text
     stands for all. Flags that act on no op are listed with all ops."""
-    flags = list(catalogue().values())
-    if kind:
-        flags = [flag for flag in flags if kind in flag.platforms]
-    if arch:
-        flags = [flag for flag in flags if not flag.archs or arch in flag.archs]
+    flags = [flag for flag in catalogue().values() if not kind or kind in flag.platforms]
+    flags = [flag for flag in flags if not arch or not flag.archs or arch in flag.archs]
     if set(ops) != set(kernels.OPS):
         flags = [flag for flag in flags if set(ops) & set(flag.ops)]
     return flags

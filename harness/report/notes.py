@@ -26,13 +26,10 @@ from shapes.case import Case, text_of
 REPRODUCE = "reproduce"
 """The label of a command. Commands stand below all other notes, each on a line of its own."""
 STOPPED = {  # why measuring ended, as records have it -> the same in words
-    "tight": "all intervals were tight",
-    "clear": "all verdicts were clear",
-    "budget": "the budget was spent",
-    "complete": "all rounds were made",
-    "disturbed": "most rounds had been disturbed",
-    "no entries": "no entry was left",
-}
+    "tight": "all intervals were tight", "clear": "all verdicts were clear",
+    "budget": "the budget was spent", "complete": "all rounds were made",
+    "disturbed": "most rounds had been disturbed", "no entries": "no entry was left",
+}  # fmt: skip
 UNTIMED = {
     **dict.fromkeys(("wrong", "impossible", "crashed", "timeout", "error"), "bold red"),
     "checked": "cyan",
@@ -44,12 +41,10 @@ OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
 FAR = "with addresses of more than 32 bits: "
 """In a wrong row's reason: the error was seen only with the KV cache at such addresses, see CaseRun."""
 ADVICE = {
-    "hypervisor": "use a host without other guests",
-    "quota": "raise the CPU quota or give fewer --threads",
-    **dict.fromkeys(("heat", "thermal"), "let it cool"),
-    "MHz": "fix its clock",
+    "hypervisor": "use a host without other guests", "quota": "raise the CPU quota or give fewer --threads",
+    "heat": "let it cool", "thermal": "let it cool", "MHz": "fix its clock",
     "process": "stop what runs beside",
-}
+}  # fmt: skip
 """A word in the reason of a disturbance -> what to do against it."""
 SIGNS = ("clocks", "clock reasons", "GPU metrics", "processes", "others_percent")
 """The readings from which monitors tell a disturbance, under their names in the conditions' `not_read`."""
@@ -130,11 +125,8 @@ def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
     """A command for each wrong row, which checks the row alone and saves its output and the reference. There
     is none for rows of another source tree and for rows that are wrong at far addresses only: `check` cannot
     run these."""
-    return [
-        (REPRODUCE, _command(cell, run))
-        for cell in cells
-        if cell.status == "wrong" and cell.setting not in run.trees and FAR not in cell.reason
-    ]
+    wrong = [cell for cell in cells if cell.status == "wrong" and FAR not in cell.reason]
+    return [(REPRODUCE, _command(cell, run)) for cell in wrong if cell.setting not in run.trees]
 
 
 def _command(cell: Cell, run: Run) -> str:

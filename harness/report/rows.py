@@ -18,13 +18,10 @@ from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import Times, total_ratio
 from kernels.engines import choices
 
-INTERACTION_WORDS = {
-    "faster": "more together",  # both changes bring more than the product of what each brings alone
-    "slower": "less together",
-    "same": "independent",
-    "unclear": "unclear",
-}
-"""Verdict on an interaction -> the word for it."""
+INTERACTION_WORDS = {"faster": "more together", "slower": "less together", "same": "independent",
+                     "unclear": "unclear"}  # fmt: skip
+"""Verdict on an interaction -> the word for it. `more together`: both changes bring more than the product of
+what each brings alone."""
 
 
 @dataclass(frozen=True)
@@ -188,11 +185,10 @@ def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
     if len(run.flags) < 2:
         return []
     cells = {row.cell.setting: row.cell for row in (comparison.baseline, *comparison.others)}
-    settings = {
-        setting: {name: variables[name] for name in run.flags}
-        for setting, variables in run.settings.items()
-        if run.flags.keys() <= variables.keys() and setting in cells
+    with_all_flags = {
+        s: variables for s, variables in run.settings.items() if run.flags.keys() <= variables.keys()
     }
+    settings = {s: {name: of[name] for name in run.flags} for s, of in with_all_flags.items() if s in cells}
     noise = noise_of(comparison.noise.comparison) if comparison.noise else math.inf
     return effects(cells, settings, noise, run.confidence, run.margin)
 

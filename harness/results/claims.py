@@ -67,11 +67,8 @@ def examine(document: JsonObject, platform: Platform, cells: Sequence[tuple[str,
     tests = []
     for claim in document["claims"]:
         op = claim["op"]
-        can_time = [
-            implementation.name
-            for implementation in kernels.implementations(op)
-            if implementation.available(platform).ok and not implementation.interpreted(platform)
-        ]
+        available = [impl for impl in kernels.implementations(op) if impl.available(platform).ok]
+        can_time = [impl.name for impl in available if not impl.interpreted(platform)]
         claimed = document["kernels"]
         for against, rivals in RIVALS.items():
             on_claimed_arch = ratios(op, document["arch"], cells, claimed, rivals)

@@ -28,10 +28,8 @@ from harness.statistics.intervals import CONFIDENCE, students_t
 from harness.statistics.paired import Comparison, compare, measured, pooled, quotient, verdict, widened
 from harness.statistics.totals import TINY
 
-MACHINE = ("platform", "arch", "device", "threads", "driver")
-"""Facts of the machine that must be equal in two runs that are compared."""
-TERMS = ("op", "cache", "seed")
-"""Attributes of `Run` that must be equal, too."""
+MACHINE = ("platform", "arch", "device", "threads", "driver")  # facts of the machine that must be equal
+TERMS = ("op", "cache", "seed")  # attributes of `Run` that must be equal, too
 CLOCKS_APART = 0.03  # clocks that differ by a larger share are different conditions
 MIN_SESSION_NOISE = 0.03
 """The least noise between two sessions, as a share; it is also assumed where too few rows show the noise."""
@@ -50,12 +48,9 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> C
     """`compare` over the rounds that both have, without noise. Both must be of one case of one run."""
     times_a, times_b = a.by_round, b.by_round
     shared = sorted(times_a.keys() & times_b.keys())
-    return compare(
-        [times_a[place] for place in shared],
-        [times_b[place] for place in shared],
-        blocks=[block for block, _ in shared],
-        confidence=confidence,
-    )
+    blocks = [block for block, _ in shared]
+    in_a, in_b = [times_a[place] for place in shared], [times_b[place] for place in shared]
+    return compare(in_a, in_b, blocks=blocks, confidence=confidence)
 
 
 # Two runs
@@ -104,12 +99,9 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
     baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
     rows = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
     session_noise, noise_from = _noise_between_sessions(rows)
-    moved = {
-        case: (a.devices[case], b.devices[case])
-        for case in a.devices
-        if case in b.devices and a.devices[case].identity != b.devices[case].identity
-    }
-    spreads_of_moved = {case: _spread_of_two(a, b, *devices) for case, devices in moved.items()}
+    devices = {case: (device, b.devices[case]) for case, device in a.devices.items() if case in b.devices}
+    moved = {case: (of_a, of_b) for case, (of_a, of_b) in devices.items() if of_a.identity != of_b.identity}
+    spreads_of_moved = {case: _spread_of_two(a, b, *both) for case, both in moved.items()}
     for place, row in enumerate(rows):
         spread, _ = spreads_of_moved.get(row.case, (0.0, ""))
         noise = max(session_noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
@@ -202,13 +194,11 @@ def _changed(a: Cell, b: Cell) -> bool | None:
     return a.source != b.source if a.source and b.source else None
 
 
-def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed: Iterable[CellKey]) -> str:
+def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed_in_both: Iterable[CellKey]) -> str:
     """The row that the others of a case are compared with: the baseline of run A, or if that is known to have
-    changed the first by name of the rows that are not known to have changed. Empty where all changed.
-
-    timed: the cells that have a time in both runs
-    """
-    plain = [name for of_case, name in timed if of_case == case and a.cells[case, name].setting == PLAIN]
+    changed the first by name of the rows that are not known to have changed. Empty where all changed."""
+    in_both = [name for of_case, name in timed_in_both if of_case == case]
+    plain = [name for name in in_both if a.cells[case, name].setting == PLAIN]
     unchanged = [name for name in plain if not _changed(a.cells[case, name], b.cells[case, name])]
     return a.run.baseline if a.run.baseline in unchanged else min(unchanged, default="")
 

@@ -1,5 +1,4 @@
-"""Effects of flags, alone and in pairs, on an implementation in a case; and which kernels a setting
-changed."""
+"""Effects of flags, alone and in pairs, on an implementation; and which kernels a setting changed."""
 
 from __future__ import annotations
 

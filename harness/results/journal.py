@@ -72,9 +72,8 @@ class Journal:
             if not isinstance(version, int):
                 raise UsageError(f"{path} is not a run of this suite: it has no schema_version")
             if version > SCHEMA:
-                raise UsageError(
-                    f"{path} has schema {version}; this version of the suite reads up to {SCHEMA}: update it"
-                )
+                known = f"this version of the suite reads up to {SCHEMA}: update it"
+                raise UsageError(f"{path} has schema {version}; {known}")
             return Run.model_validate_json(text)
         except (ValueError, AttributeError) as error:
             raise UsageError(f"cannot read {path}: {mistake(error)}") from None

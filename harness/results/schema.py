@@ -23,12 +23,8 @@ KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": 
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        alias_generator=lambda name: KEYS.get(name, name),
-        validate_by_name=True,
-        serialize_by_alias=True,
-    )
+    model_config = ConfigDict(extra="forbid", alias_generator=lambda name: KEYS.get(name, name),
+                              validate_by_name=True, serialize_by_alias=True)  # fmt: skip
 
 
 class Samples(Record):

@@ -40,15 +40,15 @@ def refuse(why: str, needed: str) -> int:
     """Says why this Python cannot run the command, and what can. Returns the exit code."""
     folder = Path() if Path.cwd() == ROOT else ROOT
     python = folder / ".venv" / "bin" / "python"
-    then = "run " + " ".join(map(shlex.quote, [str(python), "-m", "harness", *sys.argv[1:]]))
-    found = can_import(python, needed)
-    if not found and needed in DRAWING:
+    advice = "run " + " ".join(map(shlex.quote, [str(python), "-m", "harness", *sys.argv[1:]]))
+    is_set_up = can_import(python, needed)
+    if not is_set_up and needed in DRAWING:
         pip = f"{sys.executable} -m pip install altair vl-convert-python jinja2"
-        then = f"to draw, install what draws with `{pip}`, or take the run to a machine that has it"
-    elif not found:
+        advice = f"to draw, install what draws with `{pip}`, or take the run to a machine that has it"
+    elif not is_set_up:
         make = "make" if folder == Path() else f"make -C {shlex.quote(str(folder))}"
-        then = f"set up with `{make} set-up` (`{make} run` measures, too), then {then}"
-    print(f"error: {sys.executable} {why}: {then}", file=sys.stderr)
+        advice = f"set up with `{make} set-up` (`{make} run` measures, too), then {advice}"
+    print(f"error: {sys.executable} {why}: {advice}", file=sys.stderr)
     return USAGE
 
 

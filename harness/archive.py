@@ -1,8 +1,8 @@
-"""Recorded files in archives: `raw.zip` in a folder has the raw files of that folder; a zip file of a whole
-folder is read as the folder that it was (`h200.zip/smoke/run.json`).
+"""Reads recorded files also where they are in archives. The archive `raw.zip` of a folder has raw files of
+that folder. A zip file of a whole folder is read as if it were the folder (`h200.zip/smoke/run.json`).
 
-A recorded file is always named by the path at which it was written. Where there is no such file, the member
-of that name is read from the archive of a folder above; where both are there, the file counts.
+A recorded file is always named by the path at which it was written. Where no file has that path, the member
+of an archive is read that stands for it; where there are both, the file counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def open_binary(path: Path) -> io.BufferedReader:
         place = _place(path)
         if place is None:
             raise
-        return io.BufferedReader(io.BytesIO(_member(*place)))
+        archive, name = place
+        return io.BufferedReader(io.BytesIO(_member(archive, name)))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -51,30 +52,38 @@ def is_folder(path: Path) -> bool:
 
 
 def below(folder: Path, pattern: str) -> list[Path]:
-    """Files at any depth whose name matches, sorted by path."""
-    packed = {file for file in _packed_files(folder) if fnmatchcase(file.name, pattern)}
-    return sorted({file for file in folder.rglob(pattern) if file.is_file()} | packed)
+    """The files in a folder, at any depth and in archives, whose name matches, sorted by path."""
+    files = {file for file in folder.rglob(pattern) if file.is_file()}
+    members = {file for file in _packed_files(folder) if fnmatchcase(file.name, pattern)}
+    return sorted(files | members)
 
 
 def packed(folder: Path, takes: Callable[[str], bool]) -> bytes:
-    """A zip file of those files of a folder for whose path in it `takes` returns True. It has the same bytes
-    at any time and on any machine. Raises OSError."""
-    files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
-    names = filter(takes, (file.relative_to(folder).as_posix() for file in files))
+    """A zip file of those files in a folder for whose path in it `takes` returns True, with their sums. It
+    has the same bytes at any time and on any machine. Raises OSError."""
+    paths = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    names = sorted(filter(takes, [path.relative_to(folder).as_posix() for path in paths]))
     archive, sums = io.BytesIO(), ""
     with zipfile.ZipFile(archive, "w") as target:
-        for name in [*sorted(names), SUMS]:
-            data = sums.encode() if name == SUMS else (folder / name).read_bytes()
+        for name in names:
+            data = (folder / name).read_bytes()
             sums += f"{hashlib.sha256(data).hexdigest()}  {name}\n"
-            about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            about.create_system, about.external_attr = 3, 0o100644 << 16  # as on Unix
-            about.compress_type = zipfile.ZIP_STORED if name.endswith(COMPRESSED) else zipfile.ZIP_DEFLATED
-            target.writestr(about, data, compresslevel=9)
+            _add(target, name, data)
+        _add(target, SUMS, sums.encode())
     return archive.getvalue()
 
 
+def _add(target: zipfile.ZipFile, name: str, data: bytes) -> None:
+    """Adds a member to a zip file, with a fixed date and the permissions of a Unix file."""
+    member = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    member.create_system = 3  # Unix
+    member.external_attr = 0o100644 << 16  # a regular file with the mode rw-r--r--
+    member.compress_type = zipfile.ZIP_STORED if name.endswith(COMPRESSED) else zipfile.ZIP_DEFLATED
+    target.writestr(member, data, compresslevel=9)
+
+
 def _place(path: Path) -> tuple[Path, str] | None:
-    """The archive and the member that stand for a file that is not there."""
+    """The archive and the name of its member that stand for a file that is not there; None if none do."""
     for folder in path.parents:
         for archive in (folder, folder / NAME):
             name = path.relative_to(folder).as_posix()
@@ -88,10 +97,11 @@ def _is_archive(path: Path) -> bool:
 
 
 def _packed_files(top: Path) -> Iterator[Path]:
-    """The paths below `top` of the members of all archives in it, above it, or that it is itself."""
-    whole = (folder for folder in (top, *top.parents) if folder.name != NAME)
-    above = (folder / NAME for folder in top.parents)
-    for archive in (*whole, *above, *sorted(top.rglob(NAME))):
+    """The paths that members of archives stand for, as far as these lie below `top`."""
+    # An archive of a whole folder is `top` itself, or has it in it. Archives NAME lie above `top` or below.
+    of_folders = [folder for folder in (top, *top.parents) if folder.name != NAME]
+    above = [folder / NAME for folder in top.parents]
+    for archive in (*of_folders, *above, *sorted(top.rglob(NAME))):
         if _is_archive(archive):
             folder = archive.parent if archive.name == NAME else archive
             files = (folder / name for name in _names(archive))

@@ -36,43 +36,37 @@ MOST_ROWS = 16384
 """The most rows of experts for which picks are drawn, as drawing many more takes seconds. Beyond it the
 products and not the reading of the weights bound the experts, so their time grows with the rows."""
 
-NO_TABLE = Found("", None)
-"""The look-up of a kernel that no table decides."""
+NO_TABLE = Found("", None)  # the look-up of a kernel that no table decides
+TOKENS = {"block_scale_gemm": "m", "fused_moe": "tokens", "mla_decode": "batch"}  # op -> size with the tokens
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """The deployment that a command asks about."""
+    """The deployment that a command asks about; how a model is served: see kernels.engines.deploy."""
 
-    engine: str
-    """sglang or vllm."""
-    arch: str
-    """An architecture or a device: gfx942, MI325X."""
+    engine: str  # sglang or vllm
+    arch: str  # an architecture or a device: gfx942, MI325X
     model: ModelConfig
-    # How the model is served: see kernels.engines.deploy.
     tp: int = 8
     ep: int = 1
     dp_attention: bool = False
     kv: str = "bf16"
-    drafts: int = 0
-    """The draft tokens of each request that a decode step verifies."""
-    workload: Workload | None = None
-    """What is served; None means the sweep of shapes.deployment."""
-    cases: str | None = None
-    """A file of cases (shapes.suites.cases_file), which takes the place of calls of a workload."""
-    given: Mapping[str, str] = field(default_factory=dict)
-    """The variables and flags that are set for the engine."""
-    paths: Mapping[str, Path] = field(default_factory=dict)
-    """Library -> the folder or file that holds it."""
-    triton: str = ""
-    """The version of Triton beside the engine; empty means the one that its release comes with."""
-    ops: Sequence[str] = ()
-    """The ops that are shown; empty means all."""
+    drafts: int = 0  # draft tokens of each request that a decode step verifies
+    workload: Workload | None = None  # what is served; None: the sweep of shapes.deployment
+    cases: str | None = (
+        None  # a file (shapes.suites.cases_file) whose cases take the place of a workload's calls
+    )
+    given: Mapping[str, str] = field(default_factory=dict)  # variables and flags that are set for the engine
+    paths: Mapping[str, Path] = field(default_factory=dict)  # library -> the folder or file that holds it
+    triton: str = ""  # the version of Triton beside the engine; empty: that of the engine's release
+    ops: Sequence[str] = ()  # the ops that are shown; empty: all
 
     def deployed(self, arch: str) -> Deployment:
-        """Raises ValueError."""
-        how = self.tp, self.ep, self.dp_attention, self.kv
-        return replace(deployed(self.engine, arch, self.model, *how, self.given), drafts=self.drafts)
+        """How the model is split over ranks on an architecture. Raises ValueError where it cannot be."""
+        split = deployed(
+            self.engine, arch, self.model, self.tp, self.ep, self.dp_attention, self.kv, self.given
+        )
+        return replace(split, drafts=self.drafts)
 
 
 @dataclass(frozen=True)
@@ -81,14 +75,10 @@ class Shape:
 
     call: Call
     sizes: Mapping[str, Size]
-    share: float
-    """The part of the time of all steps that its calls take at the limits of the device, 0..1."""
-    choice: EngineDefault | None
-    """What the engine runs for it; None where that is unknown."""
-    found: Found
-    """What the tuned table of that kernel holds, or NO_TABLE."""
-    defects: tuple[str, ...]
-    """Known defects of what runs."""
+    share: float  # the part of the time of all steps that its calls take at the limits of the device, 0..1
+    choice: EngineDefault | None  # what the engine runs for it; None: unknown
+    found: Found  # what the tuned table of that kernel holds, or NO_TABLE
+    defects: tuple[str, ...]  # known defects of what runs
 
     @property
     def row(self) -> str:
@@ -126,41 +116,34 @@ class Shape:
     def tokens(self) -> int:
         """The tokens of the step, by which a table is searched. A prompt whose length is a range counts as
         one token."""
+        sizes = self.sizes
         if self.call.op == "mha_prefill":
-            new = str(self.sizes["new"])
-            return int(self.sizes["batch"]) * (int(new) if new.isdecimal() else 1)
-        return next((int(self.sizes[name]) for name in ("m", "tokens", "batch") if name in self.sizes), 0)
+            new = str(sizes["new"])
+            return int(sizes["batch"]) * (int(new) if new.isdecimal() else 1)
+        return int(sizes[TOKENS[self.call.op]])
 
     def facts(self) -> dict[str, Any]:
+        found = self.found
         return {
-            "op": self.call.op,
-            "sizes": dict(self.sizes),
-            "share": round(self.share, 6),
-            "row": self.row or None,
-            "decided_in": self.decided_in or None,
-            "table": self.found.table or None,
-            "entry": asdict(self.found.entry) if self.found.entry else None,
-            "fallback": self.found.fallback or None,
-            "defects": list(self.defects),
-            "step": self.call.step,
-            "place": self.call.place,
-            "why": self.why,
-            "notes": list(self.found.notes),
-        }
+            "op": self.call.op, "sizes": dict(self.sizes), "share": round(self.share, 6),
+            "row": self.row or None, "decided_in": self.decided_in or None, "table": found.table or None,
+            "entry": asdict(found.entry) if found.entry else None, "fallback": found.fallback or None,
+            "defects": list(self.defects), "step": self.call.step, "place": self.call.place,
+            "why": self.why, "notes": list(found.notes),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class EngineView:
+    """What an engine runs for a deployment."""
+
     request: EngineRequest
     target: Target
-    device: str
-    """The name of the device's data sheet."""
+    device: str  # the name of the device's data sheet
     shapes: Sequence[Shape]
-    problems: Sequence[Problem]
-    """What is wrong with the tables that were read."""
+    problems: Sequence[Problem]  # what is wrong with the tables that were read
     notes: Sequence[str]
-    libraries: Mapping[str, str]
-    """Library whose tables were read -> its version, or where it lies."""
+    libraries: Mapping[str, str]  # library whose tables were read -> its version, or where it lies
     tables: Lookups
 
     @property
@@ -168,44 +151,26 @@ class EngineView:
         return f"{self.request.engine} {engines.defaults(self.request.engine)[0].version}"
 
     def facts(self) -> dict[str, Any]:
-        asked = self.request
+        request = self.request
         return {
-            "engine": self.release,
-            "arch": self.target.arch,
-            "device": self.device,
-            "model": asked.model.name,
-            **{name: getattr(asked, name) for name in ("tp", "ep", "dp_attention", "kv", "drafts")},
-            "with": dict(asked.given),
-            "libraries": dict(self.libraries),
+            "engine": self.release, "arch": self.target.arch, "device": self.device,
+            "model": request.model.name, "tp": request.tp, "ep": request.ep,
+            "dp_attention": request.dp_attention, "kv": request.kv, "drafts": request.drafts,
+            "with": dict(request.given), "libraries": dict(self.libraries),
             "shapes": [shape.facts() for shape in self.shapes],
-            "problems": [str(problem) for problem in self.problems],
-            "notes": list(self.notes),
-        }
+            "problems": [str(problem) for problem in self.problems], "notes": list(self.notes),
+        }  # fmt: skip
 
 
 def engine_view(request: EngineRequest) -> EngineView:
-    """Raises UsageError for an impossible deployment, and where a library's files cannot be read."""
+    """What the engine runs for the calls of the request. Raises UsageError for an impossible deployment, and
+    where a library's files cannot be read."""
     device = _device(request)
-    arch, ops = device["arch"], list(request.ops or kernels.OPS)
-    workload, longest = request.workload, request.model.max_position_embeddings
-    if workload and longest and workload.isl + workload.osl > longest:
-        raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
+    arch = device["arch"]
     try:
         deployment = request.deployed(arch)
-        if request.cases:
-            file = cases_file(request.cases)
-            if file.deployment not in ("", deployment.text):
-                raise UsageError(
-                    f"{request.cases} has shapes of {file.deployment}, not of {deployment.text}: give the "
-                    "options that `shapes from` got"
-                )
-            calls = [
-                Call(each.op, {**each.sizes}, "", each.weight, each.place, int(each.sizes.get("tokens", 0)))
-                for each in file.cases
-            ]
-        else:
-            calls = served(deployment, workload) if workload else sweep(deployment)
-        parts = shares(calls, request)  # this finds sizes that no kernel takes
+        calls = _calls(request, deployment)
+        call_shares = shares(calls, request)  # this finds sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None
     left_out = [f"{request.model.name}, not modelled: {line}" for line in request.model.not_modelled]
@@ -222,8 +187,8 @@ def engine_view(request: EngineRequest) -> EngineView:
             tables.files(name)  # a wrong path is an error, even if no shape asks that library
         shapes = [
             _shape(request, arch, call, share, tables)
-            for call, share in zip(calls, parts, strict=True)
-            if call.op in ops
+            for call, share in zip(calls, call_shares, strict=True)
+            if call.op in (request.ops or kernels.OPS)
         ]
         problems = tables.problems()
     except TableError as error:
@@ -235,24 +200,46 @@ def engine_view(request: EngineRequest) -> EngineView:
     r1 = model("deepseek-r1")
     if replace(request.model, name=r1.name, source=r1.source) != r1:
         notes.append(f"what {request.engine} runs was read for DeepSeek-R1; other shapes may run another row")
-        text = "were recorded for DeepSeek-R1's shapes: a miss of another shape may be none; give"
-        recorded = [name for name, files in tables.asked.items() if files.path.parent == RECORDED]
-        notes += [f"tables of {name} {text} --{name} PATH" for name in recorded]
+        for name, files in tables.asked.items():
+            if files.path.parent == RECORDED:
+                recorded = f"tables of {name} were recorded for DeepSeek-R1's shapes"
+                notes.append(f"{recorded}: a miss of another shape may be none; give --{name} PATH")
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
+def _calls(request: EngineRequest, deployment: Deployment) -> list[Call]:
+    """The calls of the request's file of cases, else of its workload or the sweep. Raises UsageError or
+    ValueError where there can be none."""
+    workload, longest = request.workload, request.model.max_position_embeddings
+    if workload and longest and workload.isl + workload.osl > longest:
+        raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
+    if not request.cases:
+        return served(deployment, workload) if workload else sweep(deployment)
+    file = cases_file(request.cases)
+    if file.deployment not in ("", deployment.text):
+        raise UsageError(
+            f"{request.cases} has shapes of {file.deployment}, not of {deployment.text}: give the options "
+            "that `shapes from` got"
+        )
+    return [
+        Call(case.op, {**case.sizes}, "", case.weight, case.place, rows=int(case.sizes.get("tokens", 0)))
+        for case in file.cases
+    ]
+
+
 def _device(request: EngineRequest) -> Mapping[str, Any]:
-    """The data sheet of the device, with its number of compute `units` and the name that its `driver` gives.
-    An architecture stands for its usual device. Raises UsageError."""
-    known, usual, arch = engines.archs(request.engine), architectures(), named_architecture(request.arch)
+    """The data sheet of the request's device, with its number of compute `units` and the name that its
+    `driver` gives. An architecture stands for its usual device; without one it has no figures. Raises
+    UsageError."""
+    arch, known = named_architecture(request.arch), engines.archs(request.engine)
     if arch not in known:
         raise UsageError(
             f"what {request.engine} runs on {arch} is not known; --arch takes {', '.join(known)}, or a GPU"
         )
     if sheet := named_sheet(request.arch):
         maker = "AMD Instinct" if arch.startswith("gfx") else "NVIDIA"
-        units = usual[arch].units if arch in usual else 0
-        return {"units": units, "driver": f"{maker} {sheet['name']}"} | sheet
+        usual = architectures().get(arch)
+        return {"units": usual.units if usual else 0, "driver": f"{maker} {sheet['name']}"} | sheet
     return {"arch": arch, "name": arch, "units": 0, "driver": ""}
 
 
@@ -261,39 +248,41 @@ def shares(calls: Sequence[Call], request: EngineRequest) -> list[float]:
     without a data sheet the time of reading its bytes counts. All steps of a sweep count alike. Raises
     UsageError."""
     device = _device(request)
-    rates = {dtype: rate * 1e12 for dtype, rate in device.get("tflops", {}).items()}
+    rates = {dtype: tflops * 1e12 for dtype, tflops in device.get("tflops", {}).items()}
     limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
-    times = [call.times * _least_s(call, device["arch"], limits) for call in calls]
-    steps: dict[str, float] = defaultdict(float)
-    for call, seconds in zip(calls, times, strict=True):
-        steps[call.step] += seconds
-    return [seconds / steps[call.step] / len(steps) for call, seconds in zip(calls, times, strict=True)]
+    calls_s = [call.times * _least_s(call, device["arch"], limits) for call in calls]
+    steps_s: dict[str, float] = defaultdict(float)
+    for call, call_s in zip(calls, calls_s, strict=True):
+        steps_s[call.step] += call_s
+    return [call_s / steps_s[call.step] / len(steps_s) for call, call_s in zip(calls, calls_s, strict=True)]
 
 
 def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
     """Seconds of a call at the device's limits, if all experts are picked equally often."""
-    op, sizes, times = kernels.OPS[call.op], call.sizes, 1.0
+    op, sizes, scale = kernels.OPS[call.op], call.sizes, 1.0
     if call.rows:
-        times = max(call.rows, MOST_ROWS) / MOST_ROWS
+        scale = max(call.rows, MOST_ROWS) / MOST_ROWS
         sizes = sizes | {"tokens": min(call.rows, MOST_ROWS), "routing": "balanced"}
-    return times * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
+    return scale * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
 
 
-def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
-    every = asdict(kernels.OPS[op].sizes(sizes)) | {
-        "heads/tp": request.model.num_attention_heads // request.tp
-    }
-    return engines.default(request.engine, op, arch, every, request.given)
+def _choice(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
+    """What the engine runs for these sizes; None where that is unknown. Some rules ask for `heads/tp`."""
+    heads_of_rank = {"heads/tp": request.model.num_attention_heads // request.tp}
+    whole_sizes = asdict(kernels.OPS[op].sizes(sizes)) | heads_of_rank
+    return engines.default(request.engine, op, arch, whole_sizes, request.given)
 
 
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
+    """share: of the time of all steps, 0..1"""
     op = kernels.OPS[call.op]
     sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
-    choice = _chosen(request, arch, call.op, sizes)
+    choice = _choice(request, arch, call.op, sizes)
     if call.op == "mha_prefill" and not (choice and choice.row):  # an engine may cast q, k and v
-        cast = op.case({**sizes, "dtype": "fp8"}).sizes
-        if (other := _chosen(request, arch, call.op, cast)) and other.row:
-            sizes, choice = cast, other
+        fp8_sizes = op.case({**sizes, "dtype": "fp8"}).sizes
+        fp8_choice = _choice(request, arch, call.op, fp8_sizes)
+        if fp8_choice and fp8_choice.row:
+            sizes, choice = fp8_sizes, fp8_choice
     if not (choice and choice.row):
         return Shape(call, sizes, share, choice, NO_TABLE, ())
     found = tables.find(call.op, choice.row, sizes) or NO_TABLE
@@ -303,53 +292,55 @@ def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: 
 def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
     """Known defects of a row in the version of its library that was read here. If the version is unknown, the
     newest version for which the row was written counts."""
-    row = next(each for each in kernels.implementations(op) if each.name == name)
+    row = next(row for row in kernels.implementations(op) if row.name == name)
     package = row.library or row.provider
     version = tables.files(package).version if package in LIBRARIES else ""
     if not version[:1].isdigit():
         version = next(iter(releases_read(package)), "")
-    known = known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
-    return tuple(f"{defect.issue}: {defect.symptom}" for defect in known)
+    defects = known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
+    return tuple(f"{defect.issue}: {defect.symptom}" for defect in defects)
 
 
 def _without_effect(request: EngineRequest, arch: str, shapes: Sequence[Shape]) -> Iterator[str]:
-    """A line for each setting without which the engine runs the same."""
+    """A line for each setting that changes nothing, or of which it is not known what it changes."""
     known = known_settings(request.engine, list(kernels.OPS), arch)
-    for name in request.given:
+    for name, value in request.given.items():
         if name in TABLES[request.engine]:
             continue
-        rest = {other: value for other, value in request.given.items() if other != name}
-        without = replace(request, given=rest)
         if name not in known:
-            meant = "".join(f"; did you mean {as_given(each)}?" for each in near(name, known, 0.8)[:1])
+            meant = "".join(f"; did you mean {as_given(nearest)}?" for nearest in near(name, known, 0.8)[:1])
             yield (
                 f"{as_given(name)}: what {request.engine} does with it on {arch} is not recorded, so it "
                 f"changed nothing here, and rows may be wrong{meant}"
             )
-        elif without.deployed(arch) == request.deployed(arch) and all(
-            _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
+            continue
+        others = {other: value for other, value in request.given.items() if other != name}
+        without = replace(request, given=others)
+        is_split_alike = without.deployed(arch) == request.deployed(arch)
+        if is_split_alike and all(
+            _choice(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
         ):
-            yield f"{as_given(name, request.given[name])} changes nothing here"
+            yield f"{as_given(name, value)} changes nothing here"
 
 
 def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
-    """A line for each given library that no shape asks, and one where the engine's tables are of another
-    release than its recorded choices."""
+    """A line for each library of the request that no shape asks, and one where the engine's tables are of
+    another release than its recorded choices. libraries: those that some shape asks, with their versions"""
     for name in request.paths:
         if name not in libraries:
             yield f"--{name}: {_unasked(request, name, arch)}"
-    read = engines.defaults(request.engine)[0].version
-    other = libraries.get(request.engine, read)
-    if not other.startswith(read):
-        yield f"what {request.engine} runs was read in {read}; the tables are those of {other}"
+    version = engines.defaults(request.engine)[0].version
+    of_tables = libraries.get(request.engine, version)
+    if not of_tables.startswith(version):
+        yield f"what {request.engine} runs was read in {version}; the tables are those of {of_tables}"
 
 
 def _unasked(request: EngineRequest, library: str, arch: str) -> str:
     """Says that no kernel of the deployment looks into a library's tables, and what to do. vLLM does not use
     AITER unless a variable says so; SGLang's images for AMD set theirs."""
     text = f"nothing that {request.engine} runs here looks into tables of {library}"
-    off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"
-    if library == "aiter" and arch.startswith("gfx") and off:
+    is_off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"
+    if library == "aiter" and arch.startswith("gfx") and is_off:
         return f"{text}; give --with VLLM_ROCM_USE_AITER=1"
     return text
 
@@ -367,36 +358,37 @@ class Changes:
     library: str
     before: EngineView
     after: EngineView
-    asked: int
-    """The number of shapes whose kernels look into this library's tables."""
-    changes: Sequence[tuple[Shape, Shape]]
-    """The shapes that run something else, before and after; the largest shares of the time first."""
+    asked: int  # the number of shapes whose kernels look into this library's tables
+    changes: Sequence[tuple[Shape, Shape]]  # shapes that run something else, the largest share of time first
 
     def facts(self) -> dict[str, Any]:
         changes = []
-        for pair in self.changes:
-            before, after = (shape.facts() for shape in pair)
+        for shape_before, shape_after in self.changes:
+            before, after = shape_before.facts(), shape_after.facts()
             change = {name: after[name] for name in ("op", "sizes", "share", "row", "place", "step")}
-            for name, shape in (("a", before), ("b", after)):
-                change[name] = {"entry": shape["entry"], "fallback": shape["fallback"]}
+            change["a"] = {"entry": before["entry"], "fallback": before["fallback"]}
+            change["b"] = {"entry": after["entry"], "fallback": after["fallback"]}
             changes.append(change)
-        a, b = (view.libraries[self.library] for view in (self.before, self.after))
+        a, b = self.before.libraries[self.library], self.after.libraries[self.library]
         return {"library": self.library, "a": a, "b": b, "asked": self.asked, "changes": changes}
 
 
 def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
-    """Compares the library that lies at both paths. Raises UsageError, also where no shape asks it."""
+    """Compares the versions of one library that lie at two paths, a before b. Raises UsageError, also where
+    no shape asks the library."""
     package = _package(a)
-    before, after = (engine_view(replace(request, paths={**request.paths, package: path})) for path in (a, b))
+    before = engine_view(replace(request, paths={**request.paths, package: a}))
+    after = engine_view(replace(request, paths={**request.paths, package: b}))
     pairs = [
-        (was, now)
-        for was, now in zip(before.shapes, after.shapes, strict=True)
-        if now.asks_table and before.tables.library_of(now.row) == package
+        (old, new)
+        for old, new in zip(before.shapes, after.shapes, strict=True)
+        if new.asks_table and before.tables.library_of(new.row) == package
     ]
     if not pairs:
         raise UsageError(_unasked(request, package, before.target.arch))
-    changed = [(was, now) for was, now in pairs if was.runs != now.runs]
-    return Changes(package, before, after, len(pairs), sorted(changed, key=lambda pair: -pair[1].share))
+    changed = [(old, new) for old, new in pairs if old.runs != new.runs]
+    changed.sort(key=lambda pair: -pair[1].share)
+    return Changes(package, before, after, len(pairs), changed)
 
 
 def _package(path: Path) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
-STOPPED = 130  # after control-C, as in shells
+OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3  # exit codes
+STOPPED = 130  # the exit code after control-C, as in shells
 
 
 class HarnessError(Exception):
@@ -25,8 +25,8 @@ class NothingRan(HarnessError):
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text in one line; empty where its own code cannot give it. kernels.plugin_process has
-    the same for itself: workers use this one beside kernels of older commits."""
+    """An exception's text in one line; empty where the exception's own code fails to give it. It is not taken
+    from kernels.plugin_process, which has the same, because workers may run kernels/ of an older commit."""
     try:
         return " ".join(str(error).split())
     except Exception:
@@ -54,14 +54,20 @@ def mistake(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return one_line(error)
     errors = error.errors()
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+    others = len(errors) - 1
+    unknown_keys = [each for each in errors if each["type"] == "extra_forbidden"]
+    first = unknown_keys[0] if unknown_keys else errors[0]
+    what = " ".join(first["msg"].removeprefix("Value error, ").split())
+    if first["type"] == "missing":
+        what = "is missing"
+    if unknown_keys:
+        what = "no such key"
+        *parents, key = first["loc"]
+        missing = [each["loc"] for each in errors if each["type"] == "missing"]
+        missing_beside = [str(name) for *its_parents, name in missing if its_parents == parents]
+        if meant := near(str(key), missing_beside):
+            what += f"; did you mean {meant[0]}?"
+            others -= 1  # the key that was meant is not missing
+    more = f" (and {others} more)" if others else ""
     where = ".".join(map(str, first["loc"]))
-    plain = {"extra_forbidden": "no such key", "missing": "is missing"}
-    what = plain.get(first["type"]) or " ".join(first["msg"].removeprefix("Value error, ").split())
-    if first["type"] == "extra_forbidden":
-        beside = [each["loc"] for each in errors if each["type"] == "missing"]
-        lacking = [str(loc[-1]) for loc in beside if loc[:-1] == first["loc"][:-1]]
-        for key in near(str(first["loc"][-1]), lacking)[:1]:
-            what, errors = f"{what}; did you mean {key}?", errors[1:]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{where}: {what}{more}" if where else f"{what}{more}"

@@ -1,4 +1,4 @@
-"""Files: appended to and replaced so that a kill loses nothing; the output of commands."""
+"""Writes files so that a kill loses nothing, locks them, and writes the output of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from harness.errors import HarnessError, UsageError, mistake
 from shapes import toml
 
-Kind = TypeVar("Kind")
+Parsed = TypeVar("Parsed")
 
 JsonObject = dict[str, Any]  # as json.loads returns it
 
@@ -26,35 +26,36 @@ def whole_lines(data: bytes) -> int:
 
 
 def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines) -> None:
-    """Appends text in one write, and waits until it is on the disk. Raises OSError and leaves the file as it
-    was.
+    """Appends text, and waits until it is on the disk. Where that fails, the file is as it was before, and
+    OSError is raised.
 
-    finished: how many of the file's bytes are complete; what an earlier kill left after them is cut off first
+    finished: gives the number of bytes at the beginning of a file that are complete; bytes behind them, which
+              an earlier kill left, are cut off first
     """
-    rest = memoryview(text.encode())
+    unwritten = memoryview(text.encode())
     path.touch()
     with path.open("r+b", buffering=0) as file:
         end = finished(file.read())
         file.truncate(end)
         file.seek(end)
         try:
-            while rest:
-                rest = rest[file.write(rest) :]
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
             os.fsync(file.fileno())
         except OSError:
             file.truncate(end)
             raise
 
 
-PID_BYTES = 20  # earlier versions read and write these alone
+PID_BYTES = 20  # the length of the process's id in a lock file; earlier versions read and write nothing else
 
 
 def take_lock(descriptor: int, *, wait: bool = False, about: str = "") -> tuple[str, str]:
     """Locks an open file for this process, writes the process's id and `about` into it, and returns two empty
-    texts. If another process has the lock and `wait` is False, returns what that one wrote; the id is `?` if
-    the file has none."""
+    texts. If another process has the lock and `wait` is False, returns the id and the text that the other
+    process wrote; the id is `?` if the file has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         text = os.pread(descriptor, 4096, 0).decode(errors="replace")
         return text[:PID_BYTES].strip() or "?", text[PID_BYTES:]
@@ -77,12 +78,12 @@ def explained(what: str, note: str = "", error: type[HarnessError] = UsageError)
 
 
 @dataclass
-class JsonLines(Generic[Kind]):
+class JsonLines(Generic[Parsed]):
     """A file of JSON records, one in each line. A last line that a kill cut off is no record."""
 
     path: Path
-    parse: Callable[[bytes], Kind]
-    """Makes a record of a line; raises ValueError, KeyError or TypeError where it is none."""
+    parse: Callable[[bytes], Parsed]
+    """Makes a record of a line; raises ValueError, KeyError or TypeError where the line is none."""
     read: Callable[[Path], bytes] = Path.read_bytes
     finished: Callable[[bytes], int] = whole_lines  # see `append`
 
@@ -91,7 +92,7 @@ class JsonLines(Generic[Kind]):
         with explained(f"cannot write to {self.path}", error=JournalFull):
             append(self.path, "".join(f"{line}\n" for line in lines), self.finished)
 
-    def records(self) -> Iterator[Kind]:
+    def records(self) -> Iterator[Parsed]:
         """The records in their order. Raises UsageError, which names the line, where one cannot be read."""
         with explained(f"cannot read {self.path}"):
             data = self.read(self.path)
@@ -113,7 +114,7 @@ def read_toml(path: Path) -> JsonObject:
 
 def replace(path: Path, content: str | bytes) -> None:
     """Writes a file, and makes its folder if there is none. A reader gets either the old or the new content
-    as a whole. Raises OSError and leaves the file as it was."""
+    as a whole. Where that fails, the file is as it was, and OSError is raised."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def require_writable(json_to: str | None, csv_to: str | None) -> None:
-    """Raises UsageError, before anything is measured, if one of the two cannot be written."""
+    """Raises UsageError if one of the two files that `--json` and `--csv` name cannot be written."""
     if json_to == csv_to == "-":
         raise UsageError("give --json - or --csv -, not both: stdout holds one of them")
     for target in filter(None, (json_to, csv_to)):

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "harness" / "catalogue"
 RESULTS = ROOT / "results"
 PUBLISHED = RESULTS / "published"
-_ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"  # folders that all machines have in the same place
-_FOLDERS = re.compile(rf"(?<![\w./~-])/(?!{_ALIKE})(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])")
-"""The folders of an absolute path in a text, without the last name."""
+_SYSTEM = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"  # folders that all machines have in the same place
+_FOLDERS = re.compile(rf"(?<![\w./~-])/(?!{_SYSTEM})(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])")
+"""The folders of an absolute path in a text, without the path's last name and outside _SYSTEM."""
 
 
 def cache() -> Path:
@@ -43,21 +43,21 @@ def below_here(path: Path) -> Path:
 
 
 def this_python() -> str:
+    """The Python that runs now, as a word for a shell, seen from the working directory."""
     shown = str(below_here(Path(sys.executable)))
     return shown if os.sep in shown else f"./{shown}"  # else a shell would look it up in PATH
 
 
 def command(*words: str | Path) -> str:
-    """A command of this program to paste into a shell, with the Python that runs now. A screen must not wrap
-    it: see harness.report.terminal.show."""
+    """A command to paste into a shell, with this Python; screens must not wrap it (report.terminal.show)."""
     shown = (str(below_here(word)) if isinstance(word, Path) else word for word in words)
     return shlex.join([this_python(), "-m", "harness", *shown])
 
 
 def writable(folder: Path) -> bool:
     """Whether a folder can be written, or be made if it does not exist."""
-    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    return folder.is_absolute() and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    nearest = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    return folder.is_absolute() and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def portable(text: str) -> str:

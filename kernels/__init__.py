@@ -6,8 +6,8 @@ An op is a folder here with a package that has `OP`. An implementation is a func
 hold Triton or TileLang sources and are imported only to run. A module `cases` of the folder brings its cases
 for the suites, as the modules of shapes/cases do. Nothing is registered anywhere else.
 
-Kernels and ops of your own are named in the environment variable KERNEL_BENCH_PLUGINS (several are separated
-by `:`).
+The environment variable KERNEL_BENCH_PLUGINS names kernels and ops of your own (several are separated by
+`:`).
 
 - A file's implementations join the op that their `op` names. They have workers of their own, and only those
   import them (see `import_plugins`).
@@ -32,82 +32,94 @@ from types import ModuleType
 from kernels import namesake
 from kernels.op import OPS, Implementation
 from kernels.plugin_process import PluginError as PluginError
-from kernels.plugin_process import PluginImplementation, PluginProcess, told
+from kernels.plugin_process import PluginImplementation, PluginProcess, describe_error
 from shapes import suites
 
-_HERE = Path(__file__).parent
 PLUGINS = "KERNEL_BENCH_PLUGINS"
 
 
 @functools.cache
 def implementations(op: str) -> list[Implementation]:
-    """All implementations of an op, by name; importing them imports no library.
+    """All implementations of an op, sorted by name. Importing their modules imports no library.
 
-    Raises PluginError where a plugin cannot be imported or takes a name that is taken.
+    Raises PluginError for a plug-in that cannot be imported, and where two implementations have the same
+    name.
     """
     package = importlib.import_module(f"kernels.{op}")
-    modules = map(importlib.import_module, _module_names(package.__name__, package.__path__))
-    found = [implementation for module in modules for implementation in _defined(module)]
-    for implementation in found:
-        implementation.op = implementation.op or op
+    candidates: list[Implementation] = []
+    for module in _module_names(package.__name__, package.__path__):
+        candidates += _declared_in(importlib.import_module(module))
+    for candidate in candidates:
+        candidate.op = candidate.op or op
     for path in plugin_files():
         if path.is_dir():
-            _plugin(path)
+            _import_plugin(path)  # raises here what `_add_ops` suppressed
         else:
-            found += _plugin_implementations(path, _importing)
+            candidates += _plugin_implementations(path, _imports_plugins)
     by_name: dict[str, Implementation] = {}
-    for implementation in found:
-        if implementation.op != op:
+    for candidate in candidates:
+        if candidate.op != op:
             continue
-        if other := by_name.get(implementation.name):
-            files = sorted({each.plugin or inspect.getfile(type(each)) for each in (other, implementation)})
-            raise PluginError(f"{other.name} of {op} is declared twice, in {' and '.join(files)}")
-        by_name[implementation.name] = implementation
+        first = by_name.setdefault(candidate.name, candidate)
+        if first is not candidate:
+            files = sorted({_file_of(first), _file_of(candidate)})
+            raise PluginError(f"{candidate.name} of {op} is declared twice, in {' and '.join(files)}")
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _defined(module: ModuleType) -> Iterator[Implementation]:
+def _file_of(implementation: Implementation) -> str:
+    return implementation.plugin or inspect.getfile(type(implementation))
+
+
+def _declared_in(module: ModuleType) -> Iterator[Implementation]:
+    """Makes an instance of each class that a module defines as an implementation: it has a name of its
+    own."""
     for value in vars(module).values():
-        # Its own type: in Python 3.10 isinstance takes an alias such as list[int] for a class.
-        if not (issubclass(type(value), type) and issubclass(value, Implementation)):
+        # `isinstance(value, type)` would be true of an alias such as list[int] in Python 3.10.
+        is_class = issubclass(type(value), type)
+        if not is_class or not issubclass(value, Implementation):
             continue
         if value.__module__ == module.__name__ and "name" in vars(value):
             yield value()
 
 
-_importing = False
+_imports_plugins = False
+"""Whether this process imports the files of plug-ins itself."""
 
 
 def import_plugins() -> None:
-    """From now on this process imports plug-ins: it is a worker, or one that compiles or tunes them. Others
-    ask a process of the plug-in's own (see plugin_process.py)."""
-    global _importing
-    _importing = True
+    """From now on this process imports plug-ins: it is a worker, or a process that compiles or tunes them.
+    Any other process asks one that imports the plug-in alone (see plugin_process.py)."""
+    global _imports_plugins
+    _imports_plugins = True
     implementations.cache_clear()
 
 
 def name_plugins(paths: str) -> None:
-    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets what its former value brought."""
+    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets the implementations that its former value
+    named."""
     os.environ[PLUGINS] = paths
     implementations.cache_clear()
     _plugin_implementations.cache_clear()
 
 
 @functools.cache
-def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]:
-    if importing:
+def _plugin_implementations(path: Path, imported: bool) -> list[Implementation]:
+    """The implementations of a plug-in's file. imported: in this process; otherwise in one of its own"""
+    if imported:
         return implementations_of(path)
     process = PluginProcess(path)
     return [PluginImplementation(process, facts) for facts in process.ask("list")]
 
 
 def implementations_of(path: Path) -> list[Implementation]:
-    """The implementations of a plug-in's file, which is imported here. They share no worker with others.
-    Raises PluginError where there is none, or one that cannot be right."""
-    found = list(_defined(_plugin(path)))
-    if not found:
+    """Imports a plug-in's file here, and returns its implementations. Each gets a runtime that only those of
+    this file have, so that it shares no worker with others. Raises PluginError for a file without any
+    implementation, and for an implementation whose op, name or class is not valid."""
+    declared = list(_declared_in(_import_plugin(path)))
+    if not declared:
         raise PluginError(f"{path} declares no implementation: see @implementation in kernels/op.py")
-    for implementation in found:
+    for implementation in declared:
         if implementation.op not in OPS:
             ops = ", ".join(OPS)
             raise PluginError(f"{path}: {implementation.name} has op {implementation.op!r}; ops are {ops}")
@@ -118,12 +130,15 @@ def implementations_of(path: Path) -> list[Implementation]:
         implementation.plugin = str(path)
         implementation.requires = implementation.requires or path.name  # type: ignore[misc]
         implementation.runtime = f"{path.stem}.{implementation.runtime}"  # type: ignore[misc]
-    return found
+    return declared
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Dotted names of the modules in a package and in the packages inside it, but for sources of kernels and
-    for mistakes, which import torch."""
+    """Dotted names of the modules in a package and in the packages inside it. Left out are kernels' sources
+    (`*_jit`) and lists of mistakes, which import torch or Triton.
+
+    folders: the folders of the package
+    """
     for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:
@@ -133,17 +148,19 @@ def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
 
 
 def plugin_files() -> list[Path]:
+    """The files and folders that KERNEL_BENCH_PLUGINS names."""
     return [Path(path).resolve() for path in os.environ.get(PLUGINS, "").split(os.pathsep) if path]
 
 
 def load_plugins() -> list[ModuleType]:
-    """The folders that KERNEL_BENCH_PLUGINS names, imported once; its files too, if this process imports
-    them. Raises PluginError for what cannot be used."""
-    return [_plugin(path) for path in plugin_files() if _importing or path.is_dir()]
+    """Imports the folders that KERNEL_BENCH_PLUGINS names; its files too, if this process imports plug-ins.
+    Raises PluginError for what cannot be used."""
+    return [_import_plugin(path) for path in plugin_files() if _imports_plugins or path.is_dir()]
 
 
 @functools.cache
-def _plugin(path: Path) -> ModuleType:
+def _import_plugin(path: Path) -> ModuleType:
+    """Imports a plug-in's file or folder once, and adds the op of a folder. Raises PluginError."""
     if path.is_dir():
         name, file, folders = f"kernels.{path.name}", path / "__init__.py", [str(path)]
     else:
@@ -161,12 +178,12 @@ def _plugin(path: Path) -> ModuleType:
             _add_op(module)
     except Exception as error:
         del sys.modules[name]
-        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {told(error)}") from error
+        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {describe_error(error)}") from error
     return module
 
 
 def _add_op(package: ModuleType) -> None:
-    """Adds a package's op, and its cases to the suites where it has some."""
+    """Adds a package's op to OPS, and its cases to the suites where it has a module `cases`."""
     name = package.__name__.rpartition(".")[2]
     OPS[name] = package.OP
     cases = f"{package.__name__}.cases"
@@ -174,13 +191,20 @@ def _add_op(package: ModuleType) -> None:
         suites.add(name, importlib.import_module(cases))
 
 
-namesake.share(sys.modules[__name__])
+def _add_ops() -> None:
+    """Adds the ops of the folders beside this file, and of those that KERNEL_BENCH_PLUGINS names."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.ispkg:
+            package = importlib.import_module(f"kernels.{module.name}")
+            if hasattr(package, "OP"):
+                _add_op(package)
+    for path in plugin_files():
+        if path.is_dir():
+            # A folder that cannot be used must not break `import kernels`. `implementations` and
+            # `load_plugins` import it again, and raise the error there.
+            with contextlib.suppress(PluginError):
+                _import_plugin(path)
 
-for _module in pkgutil.iter_modules([str(_HERE)]):
-    if _module.ispkg and hasattr(_package := importlib.import_module(f"kernels.{_module.name}"), "OP"):
-        _add_op(_package)
-for _path in plugin_files():
-    # Asking for an op or for implementations tells of a plug-in that cannot be used.
-    with contextlib.suppress(PluginError):
-        if _path.is_dir():
-            _plugin(_path)
+
+namesake.share(sys.modules[__name__])  # before packages are imported, which may import from `kernels`
+_add_ops()

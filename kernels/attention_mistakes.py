@@ -1,8 +1,8 @@
-"""Attention as kernels compute it, right and wrong: keys in blocks, and in parts that are combined; and the
-mistakes that MLA decode and MHA prefill have in common.
+"""Attention as kernels compute it, right and wrong, and the mistakes that MLA decode and MHA prefill have in
+common. Kernels take keys in blocks, and some combine the results of several parts of the keys.
 
 Tensors are fp32: scores [..., keys], values [..., keys, width]. A sum of exponentials is given as its log2
-[..., 1], here called a log-sum.
+[..., 1], which is called a log-sum here.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kernels.mistakes import (
     fp8,
     fp8_truncated,
     fp16,
-    kept,
     listed,
     put,
+    truncated_to,
 )
 
 LOG2E = math.log2(math.e)
@@ -51,15 +51,17 @@ class Arithmetic:
     round_total: Round = exact  # rounds the sum of the weights after each step
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
-    lazy: float = 0.0  # the maximum is kept until a score exceeds it by so much
-    pairs: bool = False  # a block's weights are rounded again when the second of the pair raises the maximum
+    lazy: float = 0.0  # the maximum is not raised until a score exceeds it by more than this
+    # Blocks are taken in pairs: the weights of the first block are rounded again where the second one raises
+    # the maximum.
+    pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
 
     first_peak: float = -math.inf  # the maximum before the first step
     has_maximum: bool = True  # the maximum is subtracted from the scores
-    rescales_result: bool = True  # when the maximum rises
-    rescales_total: bool = True  # when the maximum rises
+    rescales_result: bool = True  # the result is scaled down when the maximum rises
+    rescales_total: bool = True  # so is the sum of the weights
     delayed: bool = False  # the values of a step are multiplied with the weights of the step before
 
 
@@ -68,7 +70,10 @@ IN_BF16 = Arithmetic()
 
 
 def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
-    """scores are natural logarithms of weights, -inf where masked. A query that sees no key gets zeros."""
+    """The attention of these keys. A query that sees no key gets zeros.
+
+    scores: the natural logarithms of the weights, -inf where masked
+    """
     scores = how.round_scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
     if how.backwards:
@@ -77,31 +82,32 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
     total = torch.zeros_like(peak)
     result = scores.new_zeros(*scores.shape[:-1], values.shape[-1])
     previous: torch.Tensor | None = None  # the rounded weights of the step before
-    for number, (part, v) in enumerate(steps):
-        highest = peak.maximum(part.amax(-1, keepdim=True))
+    for number, (step_scores, v) in enumerate(steps):
+        highest = peak.maximum(step_scores.amax(-1, keepdim=True))
         if how.lazy:
             highest = torch.where(peak.isinf() | (highest > peak + how.lazy), highest, peak)
         if not how.has_maximum:
             highest = torch.zeros_like(peak)
         base = finite(highest)
         rescale = how.exp2(peak - base)
-        exponentials = how.exp2(part - base + how.headroom)
+        exponentials = how.exp2(step_scores - base + how.headroom)
         rounded = how.round_weights(exponentials)
         if how.pairs and number % 2 == 0 and number + 1 < len(steps):
             scores_of_next, _ = steps[number + 1]
-            later = highest.maximum(scores_of_next.amax(-1, keepdim=True))
-            back = how.exp2(base - finite(later))
-            rounded_again = how.round_weights(rounded * back) / back.clamp(min=1e-30)  # no division by 0
-            rounded = torch.where(back > 0, rounded_again, 0.0)
+            next_highest = highest.maximum(scores_of_next.amax(-1, keepdim=True))
+            next_rescale = how.exp2(base - finite(next_highest))
+            rounded_again = how.round_weights(rounded * next_rescale)
+            # Undone here, because the next step applies it to the result. The clamp avoids a division by 0.
+            rounded = torch.where(next_rescale > 0, rounded_again / next_rescale.clamp(min=1e-30), 0.0)
         if how.rescales_total:
             total = total * rescale
         total = how.round_total(total + how.round_summed(exponentials).sum(-1, True))
         if how.rescales_result:
             result = result * rescale
-        used = rounded
+        weights = rounded
         if how.delayed and previous is not None:
-            used = previous[..., : v.shape[-2]]
-        result = how.round_result(result + used @ v)
+            weights = previous[..., : v.shape[-2]]
+        result = how.round_result(result + weights @ v)
         peak = highest
         previous = rounded
     sees_no_key = peak == -math.inf
@@ -110,14 +116,15 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
 
 
 def finite(peak: torch.Tensor) -> torch.Tensor:
-    """The maximum to subtract: 0 where there is none yet."""
+    """The maximum to subtract: 0 where there is none yet (-inf)."""
     return torch.where(peak == -math.inf, 0.0, peak)
 
 
 def combine(
     parts: list[PartResult], round_results: Round = exact, change_log_sums: Round = exact
 ) -> torch.Tensor:
-    """Returns the result of all keys [..., width]. Both functions are applied to all parts beforehand."""
+    """Returns the result of all keys [..., width]. The functions are applied to the results and to the
+    log-sums of all parts beforehand."""
     log_sums = change_log_sums(torch.stack([log_sum for log_sum, _ in parts]))
     results = round_results(torch.stack([result for _, result in parts]))
     weights = (log_sums - log_sums.amax(0)).exp2()
@@ -137,7 +144,7 @@ class Attended:
     tokens * heads, width] in MLA decode or [new, heads, width] in MHA prefill."""
 
     operands: Any
-    sequence: Any  # what stands for the sequence in its op
+    sequence: Any  # its number in MLA decode, a `Sequence` in MHA prefill
     rows: Any  # the index of its rows in the output
     q: torch.Tensor  # [query tokens * heads, width] or [heads, new, width]
     k: torch.Tensor  # [(heads,) keys, width]
@@ -155,14 +162,14 @@ class Attended:
         return scores if self.seen is None else scores.masked_fill_(~self.seen, -math.inf)
 
     def out(self, how: Arithmetic = EXACT, **changed: Any) -> torch.Tensor:
-        """The output of the sequence. changed: attributes to replace, by name."""
+        """The output of the sequence. changed: by name, attributes that replace those of this object"""
         read = replace(self, **changed)
         _, result = attend(read.scores, read.v, how)
         return result.movedim(0, -2)
 
     def by_softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """The output with other scores. There may be more scores than keys: the further ones only make the
-        weights of the keys smaller."""
+        """The output with other scores. There may be more scores than keys: those behind the last key only
+        make the weights of the keys smaller."""
         return (scores.softmax(-1)[..., : self.v.shape[-2]] @ self.v).movedim(0, -2)
 
     def in_fp8(
@@ -172,15 +179,24 @@ class Attended:
         query: torch.dtype | None = None,
         **changed: Any,
     ) -> torch.Tensor:
-        """Rounds q and the softmax weights to the op's FP8 format unless another one is given. A q that is
-        given in FP8 stays as it is."""
+        """The output of a call that rounds q and the softmax weights to FP8. A q that has FP8 values already
+        does not change.
+
+        how:            its `round_weights` counts if it is not that of IN_BF16
+        weights, query: the formats; None for `fp8` of this object
+        changed:        as in `out`
+        """
         if how.round_weights is bf16:
             how = replace(how, round_weights=partial(fp8, weights or self.fp8))
         q = fp8(query or self.fp8, changed.pop("q", self.q))
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """by: combines the results of all parts; overlap: how many keys of the next part it reads too."""
+        """The output of a call that takes the keys in parts.
+
+        by:      combines the results of all parts
+        overlap: how many keys of the next part are read too
+        """
         scores = self.scores
         results = []
         for begin, end in self.parts:
@@ -190,11 +206,12 @@ class Attended:
 
 
 Wrong = Callable[[Attended], torch.Tensor]
-"""What a wrong kernel makes of a sequence, fp32 in the layout of the output."""
+"""Returns what a wrong kernel makes of a sequence, fp32 in the layout of the output."""
 
 
 def output_with(how: Arithmetic = EXACT, **changed: Round) -> Wrong:
-    """changed: by the name of an attribute of Attended, a function that maps it to another value."""
+    """A kernel with this arithmetic, which reads other values. changed: by the name of an attribute of
+    Attended, a function that maps it to the value that is read"""
 
     def wrong(a: Attended) -> torch.Tensor:
         values = {name: change(getattr(a, name)) for name, change in changed.items()}
@@ -204,6 +221,7 @@ def output_with(how: Arithmetic = EXACT, **changed: Round) -> Wrong:
 
 
 def in_fp8(**options: Any) -> Wrong:
+    """A kernel that computes `Attended.in_fp8` with these options."""
     return lambda a: a.in_fp8(**options)
 
 
@@ -212,11 +230,12 @@ def times(factor: float) -> Callable[[Any], Any]:
 
 
 def without(columns: slice, q: torch.Tensor) -> torch.Tensor:
+    """q with zeros in these columns."""
     return put(q, (..., columns), 0.0)
 
 
 def other_rope_order(q: torch.Tensor) -> torch.Tensor:
-    """q whose rope part is interleaved though it should be in two halves."""
+    """q with its rotated columns interleaved, where they should be in two halves."""
     return put(q, (..., ROPE), torch.stack(q[..., ROPE].chunk(2, -1), -1).flatten(-2))
 
 
@@ -228,7 +247,7 @@ def exp2_linear(x: torch.Tensor) -> torch.Tensor:
 
 
 def combined(change_log_sums: Round) -> Wrong:
-    """change_log_sums: changes the parts' log-sums before they are combined."""
+    """A kernel that combines parts after this function has changed their log-sums."""
     return lambda a: a.in_parts(partial(combine, change_log_sums=change_log_sums))
 
 
@@ -253,7 +272,7 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "scores in bf16": output_with(Arithmetic(round_scores=bf16)),
     "scores in fp16": output_with(Arithmetic(round_scores=fp16)),
     "weights in FP8": output_with(Arithmetic(round_weights=partial(fp8, E4M3))),
-    "weights of 5 bits": output_with(Arithmetic(round_weights=partial(kept, 5))),
+    "weights of 5 bits": output_with(Arithmetic(round_weights=partial(truncated_to, 5))),
     "result in bf16 after each token": output_with(Arithmetic(round_result=bf16, block=1)),
     "sum in bf16 after each token": output_with(Arithmetic(round_total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
@@ -276,7 +295,7 @@ OUTPUT_MISTAKES: Mapping[str, Round] = {
     "columns in pairs swapped": lambda out: out.unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
     "added to what the output held": lambda out: out.float() * 2.0,
     "output 2 percent too large": lambda out: out.float() * 1.02,
-    "output of 5 bits": lambda out: kept(5, out.float()),
+    "output of 5 bits": lambda out: truncated_to(5, out.float()),
 }
 
 # What both ops can do wrong in all sequences of a call that rounds to FP8.
@@ -298,8 +317,7 @@ SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """How to find the sequences of an op. A sequence is its number in MLA decode, and a `Sequence` in MHA
-    prefill."""
+    """How to find the sequences of an op, each as `Attended.sequence`."""
 
     sequences: Callable[[Any], list[Any]]  # maps operands to all sequences
     victim: Callable[[Any], Any]  # maps operands to the sequence that mistakes in one sequence change
@@ -330,21 +348,26 @@ class AttentionOp:
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
-        """A kernel that outputs something else for the sequence `victim`. change: maps the right output to
-        it"""
+        """A kernel that is wrong in the output of the sequence `victim`. change: maps the right output of the
+        sequence to the wrong one"""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
-        """What wrong kernels give for what was read. own: what this op can do wrong in a sequence. The work
-        on these answers is limited: the op's own come first, and those that take long come last."""
+        """What kernels that are wrong everywhere give for some sequences. The diagnosis does limited work on
+        these answers, so the op's own come first, and those that take long come last.
+
+        read:    what a right kernel reads for each of these sequences
+        own:     by name, what this op can do wrong in a sequence
+        columns: those of the output that are returned
+        """
 
         def output(wrong: Wrong) -> torch.Tensor:
-            row = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
-            parts = []
+            row_shape = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
+            outputs = []
             for a in read:
                 out = wrong(a)
-                parts.append(out.reshape(-1, *row, out.shape[-1])[..., columns])
-            return torch.cat(parts)
+                outputs.append(out.reshape(-1, *row_shape, out.shape[-1])[..., columns])
+            return torch.cat(outputs)
 
         wrongs = {**own, **SHARED_MISTAKES}
         slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))

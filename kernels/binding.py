@@ -23,25 +23,27 @@ VendorFunction = Callable[..., Any]
 
 
 class BindingError(Exception):
-    """The interface of the installed library is another one than the row's. One line that names the version.
-    It is an error of the row: nothing is missing on the machine."""
+    """The installed library has another interface than the row expects. The text is one line that names the
+    version. It is an error of the row; nothing is missing on the machine."""
 
 
 class Symbol:
     """A name in a library: a class, a constant, or a function whose arguments need no check."""
 
     def __init__(self, *places: str, when: str = "") -> None:
-        """places: dotted names. The first that exists is used, as libraries move their names
+        """places: dotted names. Libraries move what they have, so the first of these that exists is used
         when:   the cases or devices that need it, such as `kv=fp8` or `sm_100`; empty for all"""
         self.places, self.when = places, when
 
     @property
     def release(self) -> str:
-        return _named(self.places[0])
+        """The library and its installed version, for messages."""
+        return _release_of(self.places[0])
 
     def find(self) -> Any:
         """The object. Raises Unsupported without the module, and BindingError without the name."""
-        return self.at()[1]
+        _, found = self.at()
+        return found
 
     def exists(self) -> bool:
         try:
@@ -52,37 +54,42 @@ class Symbol:
 
     def at(self) -> tuple[str, Any]:
         """The place that exists, and the object there. Raises as `find` does."""
-        absent: list[Unsupported] = []
+        errors: list[Unsupported] = []
         for place in self.places:
             names = place.split(".")
             try:
                 module, depth = _innermost(names[:-1])
             except Unsupported as error:
-                absent.append(error)
+                errors.append(error)
                 continue
             with contextlib.suppress(AttributeError):
-                return place, functools.reduce(getattr, names[depth:], module)
-        if absent:
-            raise absent[0]
-        lacking = " or ".join(place.partition(".")[2] for place in self.places)
-        raise BindingError(f"{self.release} has no {lacking}")
+                found: Any = module
+                for name in names[depth:]:
+                    found = getattr(found, name)
+                return place, found
+        if errors:
+            raise errors[0]
+        missing = " or ".join(place.partition(".")[2] for place in self.places)
+        raise BindingError(f"{self.release} has no {missing}")
 
     def signature_in(self, source: SignatureSource) -> inspect.Signature | None:
-        """The signature in a library's source, None where the source does not tell. Raises NotThere."""
-        missing = NotThere("no place")
+        """The signature at the first place that a library's source has; None where the source does not tell.
+        Raises NotThere."""
+        error = NotThere("no place")
         for place in self.places:
             try:
                 return source.signature(place)
-            except NotThere as error:
-                missing = error
-        raise missing
+            except NotThere as not_there:
+                error = not_there
+        raise error
 
     def complaint(self, signature: inspect.Signature | None) -> str:
-        """Why a function with this signature cannot be called as the row calls it; empty if it can."""
+        """Why a function with this signature cannot be called as the row calls it; empty if it can, and where
+        the signature is not known (None)."""
         return ""
 
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
-        """The wished arguments that it does not take."""
+        """The wishes that a function with this signature does not take; none where it is not known (None)."""
         return set()
 
 
@@ -92,8 +99,8 @@ class Function(Symbol):
     def __init__(
         self, *places: str, needs: str = "", wishes: str = "", positions: int = 0, when: str = ""
     ) -> None:
-        """needs:     arguments that every call passes by name, separated by spaces
-        wishes:    arguments that are passed by name where the installed version takes them
+        """needs:     names of the arguments that every call passes by name, separated by spaces
+        wishes:    names of the arguments that are passed by name where the installed version takes them
         positions: how many arguments are passed by position. The object of a method does not count"""
         super().__init__(*places, when=when)
         self.needs = tuple(needs.split())
@@ -101,7 +108,8 @@ class Function(Symbol):
         self.positions = positions
 
     def needing(self, more: str, when: str) -> Function:
-        """The function for cases that need more arguments. Some may be wishes of the other cases."""
+        """The same function for cases that need more arguments, which may be wishes of the other cases. more,
+        when: as `needs` and `when`"""
         needs = [*self.needs, *more.split()]
         wishes = [name for name in self.wishes if name not in needs]
         return Function(
@@ -109,19 +117,19 @@ class Function(Symbol):
         )
 
     def bind(self, *by_position: object, method_of: object = None, **by_name: object) -> Callable[[], Any]:
-        """The function with these arguments, without the wishes that it does not take. Raises Unsupported and
-        BindingError.
+        """Returns a call of the function with these arguments, without the wishes that it does not take.
+        Raises Unsupported, BindingError, and AssertionError for arguments that were not declared.
 
         method_of: the object of which it is a method
         """
-        name = self.places[0]
+        declared_otherwise = f"{self.places[0]} is declared otherwise"
         undeclared = by_name.keys() - {*self.needs, *self.wishes}
-        assert not undeclared, f"{name} is declared otherwise: without {sorted(undeclared)}"
+        assert not undeclared, f"{declared_otherwise}: without {sorted(undeclared)}"
         missing = [argument for argument in self.needs if argument not in by_name]
-        assert not missing, f"{name} is declared otherwise: it needs {missing}"
+        assert not missing, f"{declared_otherwise}: it needs {missing}"
         positions = len(by_position)
         assert positions == self.positions, (
-            f"{name} is declared otherwise: with {self.positions} arguments by position, not {positions}"
+            f"{declared_otherwise}: with {self.positions} arguments by position, not {positions}"
         )
         place, function = self.at()
         if method_of is not None:
@@ -141,28 +149,29 @@ class Function(Symbol):
         return {name for name in self.wishes if not _takes(signature, name)}
 
     def takes(self, wish: str) -> bool:
-        """Whether the installed version takes that argument."""
+        """Whether the installed version takes an argument of this name."""
         signature = _signature(*self.at())
         return signature is not None and _takes(signature, wish)
 
     def complaint(self, signature: inspect.Signature | None) -> str:
         if signature is None:
             return ""
-        wishes = {*self.wishes} - self.lacks(signature)
-        by_position = [None] * self.positions  # only the number and the names of arguments are checked
+        # Only the number and the names of arguments are checked, so that all values may be None.
+        by_position = [None] * self.positions
+        by_name = dict.fromkeys({*self.needs, *self.wishes} - self.lacks(signature))
         try:
-            signature.bind(*by_position, **dict.fromkeys([*self.needs, *wishes]))
+            signature.bind(*by_position, **by_name)
         except TypeError as error:
             return f"{self.places[0].rpartition('.')[2]} {str(error).removeprefix('got ')}"
         return ""
 
 
 class Operator(Function):
-    """An operator of torch that a compiled module of a library registers. A row calls it by position. Its
-    place is `library._C.name` for `torch.ops._C.name`."""
+    """An operator of torch that a compiled module of a library registers. A row calls it by position."""
 
     def __init__(self, place: str, positions: int, loader: str) -> None:
-        """loader: the module that registers it when it is imported"""
+        """place:  `library._C.name` for `torch.ops._C.name`
+        loader: the module that registers it when it is imported"""
         super().__init__(place, positions=positions)
         self.loader = loader
 
@@ -178,7 +187,8 @@ class Operator(Function):
             raise BindingError(f"{self.release} has no operator {name}") from None
 
     def signature_in(self, source: SignatureSource) -> inspect.Signature | None:
-        """Schemas are in compiled files. A source without these does not tell."""
+        """None as well where the source has no such operator: schemas are in compiled files, which a source
+        may lack."""
         with contextlib.suppress(NotThere):
             return super().signature_in(source)
         return None
@@ -189,7 +199,7 @@ Taken = Symbol | tuple[Symbol, ...]
 
 
 def first_of(*alternatives: Symbol) -> Any:
-    """The first symbol that exists. Raises as `find` of the first one does where none exists."""
+    """The first symbol that exists. Where none exists, raises what `find` of the first one raises."""
     errors: list[BindingError | Unsupported] = []
     for symbol in alternatives:
         try:
@@ -202,32 +212,34 @@ def first_of(*alternatives: Symbol) -> Any:
 
 
 def _innermost(names: list[str]) -> tuple[ModuleType, int]:
-    """Imports the innermost module of a dotted name. Returns it and how many of the names it takes; the rest
-    are classes. Raises Unsupported for a module that cannot be imported."""
+    """Imports the innermost module of a dotted name, of which the last parts may be classes. Returns the
+    module and of how many parts its own name is. Raises Unsupported for a module that cannot be imported."""
     for depth in range(len(names), 1, -1):
         module = ".".join(names[:depth])
         try:
             return load(module), depth
         except Unsupported as error:
-            if not _is_no_module(module, error.__cause__):
+            if not _is_missing(module, error.__cause__):
                 raise
     return load(names[0]), 1
 
 
-def _is_no_module(name: str, error: BaseException | None) -> bool:
-    """Whether an import failed because there is no module of this name, or of one of the packages in it."""
-    return isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+def _is_missing(module: str, error: BaseException | None) -> bool:
+    """Whether an import failed because there is no such module, or one of the packages around it is
+    missing."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 def _takes(signature: inspect.Signature, name: str) -> bool:
-    kinds = {p.name: p.kind for p in signature.parameters.values()}
+    """Whether a function takes an argument of this name by name."""
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return kinds.get(name) in by_name or inspect.Parameter.VAR_KEYWORD in kinds.values()
 
 
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
-    """The signature of an installed function: its own, or that in its source, as some libraries wrap their
-    functions so that they seem to take anything. None for C++, which has no Python source."""
+    """The signature of an installed function. Some libraries wrap their functions so that they seem to take
+    anything; of these it is the one in the source. None for C++, which has no Python source."""
     if isinstance(function, Hashable):
         return _read_once(place, function)  # an engine under test binds at every step
     return _read(place, function)
@@ -250,12 +262,12 @@ def load(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise Unsupported(f"{_named(module)} cannot be imported: {_with_causes(error)}") from error
+        raise Unsupported(f"{_release_of(module)} cannot be imported: {_with_causes(error)}") from error
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line, as only the cause of torch's `Could not load this library` names
-    the undefined symbol."""
+    """An error and its causes in one line. Of torch's `Could not load this library`, for example, only the
+    cause names the undefined symbol."""
     reasons = []
     while error is not None:
         reasons.append(" ".join(str(error).split()) or type(error).__name__)
@@ -263,6 +275,7 @@ def _with_causes(error: BaseException | None) -> str:
     return "; caused by: ".join(dict.fromkeys(reasons))
 
 
-def _named(module: str) -> str:
-    root = module.partition(".")[0]
-    return f"{root} {version(root) or ''}".strip()
+def _release_of(name: str) -> str:
+    """The library of a dotted name, with its installed version."""
+    library = name.partition(".")[0]
+    return f"{library} {version(library) or ''}".strip()

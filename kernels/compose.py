@@ -1,4 +1,4 @@
-"""Runs an implementation of a narrow boundary in a wider one, behind the suite's own producer kernels."""
+"""Binds an implementation of a narrow boundary in a wider one: the suite's own kernels do what it lacks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ def bind(
     out: torch.Tensor | None,
     first: Prepared | None = None,
 ) -> Prepared:
-    """Prepares an implementation on operands of any boundary that it supports. For a wider boundary than its
-    own the call has two parts: the step to the next narrower boundary, then the call of that boundary.
+    """Prepares an implementation on operands of any boundary that it supports. In a wider boundary than its
+    own, the call has two parts: the step to the next narrower boundary (see `Op.step`), then the call of that
+    boundary.
 
-    first: what this returned for the first of the sets of operands that calls rotate over
+    first: what this function returned for the first of the sets of operands that calls rotate over; None for
+           that set itself
     """
     if operands.boundary in implementation.boundaries:
         implementation.require()
         if first is None:
-            given = implementation.prepare(operands, out)
+            returned = implementation.prepare(operands, out)
         else:
-            given = implementation.prepare_turn(first, operands, out)
-        return as_prepared(given, named(type(implementation).prepare), operands, out)
-    # The step writes directly into the tensors that the inner call reads, as an engine's fused producer does.
+            returned = implementation.prepare_turn(first, operands, out)
+        return as_prepared(returned, named(type(implementation).prepare), operands, out)
     narrowed = operands.narrowed()
     # An implementation may read activations when it prepares, so they must have values.
     op.step(operands, narrowed.live_tensors())()
     inner = bind(op, implementation, narrowed, out, None if first is None else first.stationary)
+    # The step writes directly into the tensors that the inner call reads, as an engine's fused producer does.
     call = sequence(op.step(operands, inner.inputs()), inner.call)
     composed = Prepared(operands, out, call, result=lambda _: inner.result(), picked=inner.picked)
     composed.stationary = inner

@@ -14,33 +14,36 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
-    "multiple-of": lambda given, of: int(given) % int(of) == 0,
-    "not-multiple-of": lambda given, of: int(given) % int(of) != 0,
+    "multiple-of": lambda size, factor: int(size) % int(factor) == 0,
+    "not-multiple-of": lambda size, factor: int(size) % int(factor) != 0,
 }
 
 
 def holds(conditions: Sequence[str], sizes: Mapping[str, Size]) -> bool:
-    """Whether one of the conditions holds, or there is none. Raises ValueError for a condition that is not
-    valid, and where a word is to be ordered against a number.
+    """Whether one of the conditions holds, or there is none. A condition holds if all of its parts, which
+    `and` joins, do. Raises ValueError for a condition that is not valid, and where a word is to be ordered
+    against a number.
 
     sizes: all sizes of the op, including defaults
     """
-    return not conditions or any(
-        all(_holds(part, sizes) for part in condition.split(" and ")) for condition in conditions
-    )
+    if not conditions:
+        return True
+    return any(all(_part_holds(part, sizes) for part in text.split(" and ")) for text in conditions)
 
 
-def _holds(part: str, sizes: Mapping[str, Size]) -> bool:
+def _part_holds(part: str, sizes: Mapping[str, Size]) -> bool:
     words = part.split()
     if len(words) != 3 or words[1] not in RELATIONS:
         raise ValueError(f"cannot read the condition {part!r}; write for example 'm < 32' or 'kv = fp8'")
-    size, relation, value = words[0], words[1], _number(words[2])
-    given = _number(sizes.get(size, sizes[size.partition("/")[0]]))
-    if relation not in ("=", "!=") and isinstance(given, str) is not isinstance(value, str):
-        raise ValueError(f"size {size}={given} cannot be ordered against {value}")
-    return RELATIONS[relation](given, value)
+    name, relation, text = words
+    if name not in sizes:
+        name = name.partition("/")[0]  # `heads` for `heads/tp`, which only some cases give
+    size, value = _as_number(sizes[name]), _as_number(text)
+    if relation not in ("=", "!=") and type(size) is not type(value):
+        raise ValueError(f"size {name}={size} cannot be ordered against {value}")
+    return RELATIONS[relation](size, value)
 
 
-def _number(value: Size) -> Size:
+def _as_number(value: Size) -> Size:
     """The value as an int where it is a whole number, else as a str."""
     return int(value) if str(value).isdecimal() else str(value)

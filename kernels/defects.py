@@ -1,7 +1,7 @@
 """Known defects of libraries, so that a report can name the reason for a wrong output or a fault.
 
 defects.toml lists them. Each entry names the issue or pull request on GitHub that describes it. Where that
-names no version in which the defect is fixed, all later versions count as affected.
+issue names no version in which the defect is fixed, all later versions count as affected.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Defect:
     """Shell patterns of the names of the implementations that have it."""
     archs: Sequence[str]
     versions: str = ""
-    """The affected versions of the row's library, as PEP 440 specifiers. Empty for all versions, and for one
-    that is not known."""
+    """The affected versions of the row's library, as PEP 440 specifiers. Empty: all versions, and those that
+    cannot be read."""
     when: Sequence[str] = ()
-    """Conditions on the sizes under which it may occur (see kernels.conditions); empty for all."""
+    """Conditions on the sizes under which it may occur (see kernels.conditions); empty: at all sizes."""
     refuse: bool = False
-    """Whether the case must not run, because it harms more than the row, such as by a GPU fault."""
+    """Whether the row must not run such a case, because that harms other rows, such as by a GPU fault."""
 
     def __str__(self) -> str:
         return f"known: {self.issue}, {self.symptom}"
@@ -57,16 +57,17 @@ def known_defects(
 
     version: the version of its library; None for the installed one
     """
-    installed = row.version if version is None else version
-    return [
-        defect
-        for defect in DEFECTS
-        if defect.op == row.op
-        and any(fnmatch.fnmatchcase(row.name, pattern) for pattern in defect.rows)
-        and arch in defect.archs
-        and holds(defect.when, asdict(sizes))
-        and (not defect.versions or _is_within(installed, defect.versions))
-    ]
+    version = row.version if version is None else version
+    known = []
+    for defect in DEFECTS:
+        is_row = any(fnmatch.fnmatchcase(row.name, pattern) for pattern in defect.rows)
+        if not is_row or defect.op != row.op or arch not in defect.archs:
+            continue
+        if defect.versions and not _is_within(version, defect.versions):
+            continue
+        if holds(defect.when, asdict(sizes)):
+            known.append(defect)
+    return known
 
 
 def _is_within(version: str, specifiers: str) -> bool:

@@ -1,4 +1,4 @@
-"""Configurations of engines' Triton kernels: those that engines' own tuners try, and those in use.
+"""Configurations of engines' Triton kernels: those that engines' own tuners try, and those that engines use.
 
 The spaces are those of vLLM's benchmarks/kernels/benchmark_moe.py and benchmark_w8a8_block_fp8.py, and of
 SGLang's tuning_fused_moe_triton.py and tuning_block_wise_kernel.py. Tiles whose K exceeds a block of scales
@@ -29,7 +29,7 @@ EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
 
 EntryAt = Callable[[int], EngineEntry]
-"""Returns what the engine uses for a number of rows M."""
+"""Returns the configuration that the engine uses for a number of rows M."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 """The M for which the engines' tables have entries."""
@@ -37,7 +37,8 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """A configuration with the engines' names. The last three are options of ROCm; None leaves one out."""
+    """A configuration with the engines' names. The last three are options of ROCm; one that is None is left
+    out."""
 
     BLOCK_SIZE_M: int
     BLOCK_SIZE_N: int
@@ -55,8 +56,8 @@ class EngineConfig:
         return (self.BLOCK_SIZE_M + self.BLOCK_SIZE_N) * self.BLOCK_SIZE_K * max(1, self.num_stages)
 
     def registers(self, lanes: int) -> int:
-        """An estimate of the registers of a thread: for two tiles of fp32, which hold the sums and the
-        products of a block of scales, and for addresses. lanes: threads of a warp or wavefront."""
+        """An estimate of the 32-bit registers of a thread: for two tiles of fp32, which hold the sums and the
+        products of a block of scales, and 32 for addresses. lanes: threads of a warp or wavefront"""
         return 2 * self.BLOCK_SIZE_M * self.BLOCK_SIZE_N // (lanes * self.num_warps) + 32
 
 
@@ -67,12 +68,13 @@ class EngineTable:
     now: EngineEntry
     """The configuration at the M of the case."""
     origin: str
+    """Where `now` comes from, as `origin_of` says it."""
     files: Mapping[str, Mapping[int, EngineEntry]]
-    """The files that the engine looks for, by the names below its folder, the main one first, with what the
-    engine uses now, of its table or by default, at the M of LADDER and of the table."""
+    """The files that the engine looks for, the main one first: by the name below its folder, the
+    configurations that the engine uses now, at the M of LADDER and at those of the table."""
 
 
-def _stored(entry: EngineEntry) -> EngineEntry:
+def _without_split(entry: EngineEntry) -> EngineEntry:
     """The entry as tables have it. SGLang's launches add a SPLIT_K of 1, which no table has."""
     return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
 
@@ -84,6 +86,7 @@ def nearest_of(table: Iterable[int], m: int) -> int:
 
 
 def origin_of(table: Iterable[int] | None, m: int) -> str:
+    """Says where the configuration for m rows comes from. table: its M, in order; None for no table"""
     return "the engine's default" if table is None else f"the engine's table at M = {nearest_of(table, m)}"
 
 
@@ -107,27 +110,29 @@ class EngineLookUp(ABC):
         """The name of the table's file, below the folder that the engine looks into."""
 
     def other_files(self, sizes: Any) -> Mapping[str, EntryAt]:
-        """Other files that the engine reads, by name, with what it uses of them."""
+        """The other files that the engine reads for the shape: by name, the configurations of theirs that it
+        uses."""
         return {}
 
     @abstractmethod
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
-        """Returns a function that makes a context for one call, in which the engine uses this configuration,
-        or its own where it is None. Raises BindingError or Unsupported."""
+        """Returns a function that makes a context for one call. In it the engine uses this configuration; if
+        that is None, the engine chooses. Raises BindingError or Unsupported."""
 
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
         m = self.m_of(sizes)
         table = self.table(sizes)
-        main: EntryAt = functools.partial(self.entry, sizes)
-        keys = sorted({*LADDER, *(table or ())})
+        entry_at: EntryAt = functools.partial(self.entry, sizes)
+        ladder = sorted({*LADDER, *(table or ())})
         files = {}
-        for name, entry_at in {self.file_name(sizes): main, **self.other_files(sizes)}.items():
-            files[name] = {key: _stored(entry_at(key)) for key in keys}
-        return EngineTable(_stored(main(m)), origin_of(table, m), files)
+        for name, entry_of_file in {self.file_name(sizes): entry_at, **self.other_files(sizes)}.items():
+            files[name] = {step: _without_split(entry_of_file(step)) for step in ladder}
+        return EngineTable(_without_split(entry_at(m)), origin_of(table, m), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
-        """The configuration of a call and where it comes from, as text; empty if unknown."""
+        """The configuration of a call and where it comes from, as text; empty if unknown. forced: as the
+        argument of `overridden`"""
         if forced is not None:
             return f"{words(forced)} (as told)"
         m = self.m_of(sizes)
@@ -138,17 +143,19 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. What
-    wins a race is written as tables of the engine."""
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. `tune`
+    writes what wins a race as tables of the engine."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None
     tables: EngineLookUp
     depths: tuple[int, ...] = (128,)
+    """The values of BLOCK_SIZE_K to try."""
     reads: str
     """Tells the user how to make the engine read a file that was written."""
 
     def prepared(self, operands: Operands, call: Call) -> Prepared:
+        """A call of the engine that allocates its output, with the forced configuration if there is one."""
         overridden = self.tables.overridden(self.forced)
 
         def configured() -> object:
@@ -182,9 +189,9 @@ class EngineTuned(Tunable):
             options = itertools.product((4, 8), (3, 4, 2, 5))
             lanes = 32
             most_registers = 255
-        usual = 1 if self.tables.m_of(sizes) <= 16 else 32
-        groups.sort(key=lambda group: abs(group - usual))
-        for tile, option, group in itertools.product(tiles, options, groups):
-            config = EngineConfig(*tile, group, *option)
+        default_group = 1 if self.tables.m_of(sizes) <= 16 else 32
+        groups.sort(key=lambda group: abs(group - default_group))
+        for tile, values, group in itertools.product(tiles, options, groups):
+            config = EngineConfig(*tile, group, *values)
             if config.shared <= target.shared and config.registers(lanes) <= most_registers:
                 yield config

@@ -1,5 +1,5 @@
-"""DeepSeek's FP8 with block scales: activations have a scale for each 1x128 block, weights for each 128x128
-block.
+"""DeepSeek's FP8 with block scales: activations have a scale for each 1x128 block, weights have one for each
+128x128 block.
 
 A block's scale is its largest magnitude divided by the format's largest value, so that q * scale restores the
 block. Sources: DeepSeek-V3 technical report (arXiv:2412.19437), section 3.3.2, fine-grained quantisation;
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BLOCK = 128
 
 Scales = Literal["fp32", "ue8m0"]
+"""The kinds of block scales: any fp32, or powers of two. Both are stored as fp32."""
 SCALES: tuple[Scales, ...] = ("fp32", "ue8m0")
 
 SMALLEST_SCALE = 2.0**-126
@@ -128,10 +129,11 @@ def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0"
     """
     import torch
 
-    largest_scale = block_scale(_amax(x), fmt, "fp32") * {"fp32": 1, "ue8m0": 2}[known_scales(scales)]
-    floor = largest_scale * (fmt.smallest_subnormal / 12**0.5)
-    relative = _blocks(x.float().abs().mul_(2**-4 / 3**0.5))
-    return _joined(torch.maximum(relative, floor.unsqueeze(-1)), x.shape[-1])
+    factor = 2 if known_scales(scales) == "ue8m0" else 1
+    largest_scale = block_scale(_amax(x), fmt, "fp32") * factor
+    of_subnormal = largest_scale * (fmt.smallest_subnormal / 12**0.5)
+    of_normal = _blocks(x.float().abs().mul_(2**-4 / 3**0.5))
+    return _joined(torch.maximum(of_normal, of_subnormal.unsqueeze(-1)), x.shape[-1])
 
 
 def block_scale(amax: torch.Tensor, fmt: Fp8Format, scales: Scales) -> torch.Tensor:
@@ -143,7 +145,7 @@ def block_scale(amax: torch.Tensor, fmt: Fp8Format, scales: Scales) -> torch.Ten
     scale = (amax.float() / largest).clamp_(min=SMALLEST_SCALE)
     if known_scales(scales) == "fp32":
         return scale
-    # Any mantissa bit carries into the exponent. Then the mantissa is cleared.
+    # Rounds up to a power of two: a mantissa other than 0 carries into the exponent, then it is cleared.
     return ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 

@@ -1,7 +1,5 @@
-"""The NVIDIA GPUs of this machine and their MIG slices, as nvidia-smi reports them.
-
-Also which GPUs, of any vendor, CUDA_VISIBLE_DEVICES and similar variables select and renumber.
-"""
+"""The NVIDIA GPUs of this machine and their MIG slices, as nvidia-smi reports them; and which GPUs, of any
+vendor, CUDA_VISIBLE_DEVICES and similar variables select and renumber."""
 
 from __future__ import annotations
 
@@ -24,6 +22,7 @@ SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
 
 MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False}
 SMI_ROW = r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),(?:\s*(Enabled|Disabled|\[N/A\])\s*,)?(.*)"
+"""A line of nvidia-smi's answer to `nvidia_gpus`. Older versions leave out the MIG mode."""
 
 ANSWER_S = 30.0
 """The seconds that nvidia-smi may take. Without persistence mode it has to start every GPU."""
@@ -46,8 +45,8 @@ class Gpu:
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
-    """What a command prints to stdout, and what went wrong: it is missing, it failed, or it took too long.
-    The latter is empty where nothing did."""
+    """What a command prints to stdout, and its error: it is missing, it failed, or it took too long. The
+    error is empty where nothing went wrong."""
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
@@ -59,8 +58,10 @@ def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
     output, errors = done.stdout.strip(), done.stderr.strip()
     if output and done.returncode == 0:
         return output, ""
-    said = (output or errors).partition("\n")[0].strip()
-    return output, said if said or done.returncode == 0 else f"exit code {done.returncode}"
+    first_line = (output or errors).partition("\n")[0].strip()
+    if not first_line and done.returncode != 0:
+        first_line = f"exit code {done.returncode}"
+    return output, first_line
 
 
 def smi(*arguments: str) -> tuple[str, str]:
@@ -71,35 +72,37 @@ def smi(*arguments: str) -> tuple[str, str]:
 
 
 def nvidia_gpus() -> tuple[list[Gpu], str]:
-    """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used, and what is
-    wrong according to nvidia-smi. The latter is empty where nothing is, and where nvidia-smi is not
-    installed."""
+    """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used; and in one
+    line what is wrong with them or with nvidia-smi. That is empty where nothing is wrong, and where
+    nvidia-smi is not installed."""
     fields = "compute_cap,uuid,memory.total,mig.mode.current,name"
-    output, wrong = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-    if wrong == NOT_INSTALLED:
+    output, error = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    if error == NOT_INSTALLED:
         return [], ""
-    known, other = [], ""
+    known, warning = [], ""
     for line in output.splitlines():
         if row := re.fullmatch(SMI_ROW, line):
             major, minor, uuid, mebibytes, mode, name = ((cell or "").strip() for cell in row.groups())
             memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
             known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid, divided=MIG_MODES.get(mode)))
-        else:  # a warning, or what it says of a GPU that fell off the bus
-            other = other or line.strip()
+        else:  # a GPU that fell off the bus has such a line, too
+            warning = warning or line.strip()
     if any(gpu.divided for gpu in known):
         known = _with_slices(known)
-    wrong = other or wrong or ("" if known else "it shows no GPU")
-    said = [f"nvidia-smi: {wrong}"] if wrong else []
+    wrong = warning or error
+    if not wrong and not known:
+        wrong = "it shows no GPU"
+    texts = [f"nvidia-smi: {wrong}"] if wrong else []
     for index, gpu in enumerate(known):
         if gpu.divided and not gpu.slices:
-            said.append(f"GPU {index} is in MIG mode and has no slice for this process")
-    return known, "; ".join(said)
+            texts.append(f"GPU {index} is in MIG mode and has no slice for this process")
+    return known, "; ".join(texts)
 
 
 def free_bytes(uuid: str) -> int | None:
     """Bytes of a GPU's memory that no process holds. None if unknown, as for a slice."""
-    said = smi("-i", uuid, "--query-gpu=memory.free", "--format=csv,noheader,nounits")[0]
-    return int(said) << 20 if said.isdigit() else None
+    mebibytes, _ = smi("-i", uuid, "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+    return int(mebibytes) << 20 if mebibytes.isdigit() else None
 
 
 def driver_trace(root: Path = Path("/")) -> str:
@@ -165,17 +168,18 @@ VARIABLES = {
 def visible(
     kind: str, devices: Sequence[T], name: Callable[[T], str], environment: Mapping[str, str] = os.environ
 ) -> list[T]:
-    """The selected devices, in the order in which torch numbers them.
+    """The devices that the environment selects, in the order in which torch numbers them.
 
+    kind:    `cuda` or `rocm`
     devices: all devices, in the driver's order
     name:    returns the driver's identifier of a device
     """
     for variables in VARIABLES[kind]:
-        variable = next((v for v in variables if v in environment), None)
+        variable = next((variable for variable in variables if variable in environment), None)
         if variable is not None:
             names = [name(device).lower() for device in devices]
-            chosen = _chosen(names, environment[variable], variable == "ROCR_VISIBLE_DEVICES")
-            devices = [devices[number] for number in chosen]
+            numbers = _chosen(names, environment[variable], variable == "ROCR_VISIBLE_DEVICES")
+            devices = [devices[number] for number in numbers]
     return list(devices)
 
 
@@ -186,12 +190,13 @@ def _chosen(names: Sequence[str], setting: str, is_rocr: bool) -> list[int]:
     chosen: list[int] = []
     for entry in (part.strip().lower() for part in setting.split(",")):
         if entry.isdigit():
-            fits = [number for number in range(len(names)) if number == int(entry)]
+            fits = [int(entry)] if int(entry) < len(names) else []
         else:
             fits = [number for number, name in enumerate(names) if entry and name.startswith(entry)]
         if len(fits) != 1:
             break
-        if fits[0] in chosen:
+        (number,) = fits
+        if number in chosen:
             return chosen if is_rocr else []
-        chosen += fits
+        chosen.append(number)
     return chosen

@@ -1,6 +1,8 @@
-"""What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, in plain torch. Tests plant
-them (`MISTAKES`), and the diagnosis of a wrong output compares it with them (`answers`). Functions here round
-values to fewer bits, as kernels do; they take and return fp32.
+"""What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, in plain torch.
+
+Tests check that the judge refuses each of them (`MISTAKES` of that module). The diagnosis of a wrong output
+compares it with their outputs (`answers` of that module). The functions at the end round values to fewer
+bits, as kernels do. They take and return fp32.
 """
 
 from __future__ import annotations
@@ -12,39 +14,42 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-CPU_ELEMENTS, GPU_ELEMENTS = 6e8, 1e11  # elements that a processor computes in a few seconds
-MOST_OPERATIONS = 100_000  # operations that torch launches in a few seconds
+# Elements that a processor computes, and operations that torch launches, in a few seconds.
+CPU_ELEMENTS = 6e8
+GPU_ELEMENTS = 1e11
+MOST_OPERATIONS = 100_000
 
 
 class TooMuchWork(Exception):
-    """`Work` is at its limit."""
+    """The limit of a `Work` is reached."""
 
 
 class Work(TorchFunctionMode):
-    """Limits what torch computes under it, by elements and operations, so that it ends at the same place
-    however busy the machine is."""
+    """A context in which torch may compute so many elements and operations, then raises TooMuchWork. A limit
+    of time would end a diagnosis at another place whenever the machine is busy."""
 
     done = 0.0  # the share of the limit that is used
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor):
-            if not made._is_view():
-                self.done += made.numel() / (CPU_ELEMENTS if made.is_cpu else GPU_ELEMENTS)
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            if not result._is_view():
+                self.done += result.numel() / (CPU_ELEMENTS if result.is_cpu else GPU_ELEMENTS)
             self.done += 1 / MOST_OPERATIONS
         if self.done > 1:
             raise TooMuchWork
-        return made
+        return result
 
 
 Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 """(operands, right output) -> wrong output, in the op's shape and dtype, on the operands' device. It may
-change and return the right output, as many kernels are wrong in one place only."""
+overwrite the right output and return that, as many kernels are wrong in one place only."""
 
 
 Answers = Mapping[str, Callable[[], torch.Tensor]]
-"""By their names, what kernels that are wrong everywhere give for some rows and columns of the output, [rows,
-..., columns]. A mistake that these operands do not allow raises an exception."""
+"""By the name of a mistake, a function that returns what a kernel gives that makes it everywhere, for some
+rows and columns of the output, [rows, ..., columns]. The function raises an exception where the operands do
+not allow the mistake."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,13 @@ class Mistake:
     activations: str = "bf16"
     """The format that it rounds activations to, bf16 or fp8. The tolerance depends on it."""
     truncates: bool = False
-    """Whether it rounds to bf16 toward zero. The tolerance depends on this, too."""
+    """Whether it rounds to bf16 toward zero. The tolerance depends on this as well."""
 
 
 def listed(
     computes: Mapping[str, Compute], boundary: str = "core", activations: str = "bf16", form: str = "{}"
 ) -> tuple[Mistake, ...]:
-    """The mistakes of a table by name. form: makes the full name"""
+    """A Mistake for each function. form: its name, in which {} stands for the key in `computes`"""
     return tuple(
         Mistake(form.format(name), compute, boundary, activations) for name, compute in computes.items()
     )
@@ -96,23 +101,24 @@ def fp16(x: torch.Tensor) -> torch.Tensor:
     return x.half().float()
 
 
-def kept(bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Truncates to so many bits of the significand, of which the leading one counts."""
-    drop = 24 - bits
-    return (x.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)
+def truncated_to(bits: int, x: torch.Tensor) -> torch.Tensor:
+    """Truncates to so many bits of the significand, including the leading one. fp32 has 24."""
+    dropped = 24 - bits
+    return (x.contiguous().view(torch.int32) >> dropped << dropped).view(torch.float32)
 
 
 def fp8(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-    """Rounds to nearest. What is too large becomes the largest value of the format."""
-    most = torch.finfo(dtype).max
-    return x.clamp(-most, most).to(dtype).float()
+    """Rounds to the nearest value of an FP8 dtype. Larger values become the largest one."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype).float()
 
 
 def fp8_truncated(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-    """Rounds toward zero."""
+    """Rounds toward zero to an FP8 dtype with 3 mantissa bits."""
     format = torch.finfo(dtype)
-    near = fp8(dtype, x)
-    lower = fp8(dtype, near - near.abs() * 2.0**-4 * near.sign())
-    step = format.smallest_normal / 8
-    normal = torch.where(near.abs() > x.abs(), lower, near)
+    nearest = fp8(dtype, x)
+    # A sixteenth of a normal value is at least half a step and less than one: it rounds to the next smaller.
+    next_smaller = fp8(dtype, nearest - nearest.abs() * 2.0**-4 * nearest.sign())
+    normal = torch.where(nearest.abs() > x.abs(), next_smaller, nearest)
+    step = format.smallest_normal / 8  # between subnormal values
     return torch.where(x.abs() < format.smallest_normal, (x / step).trunc() * step, normal)

@@ -1,9 +1,9 @@
 """Shares the name `kernels` with Hugging Face's package of that name.
 
 transformers, and so vLLM, imports that package where it is installed, but finds ours, which comes first on
-the path. So names that ours does not have are looked up in the other one: its submodules through our
-package's path, its top-level names through its own `__init__`. Where it is not installed nothing changes:
-transformers finds a `kernels` of no version that it accepts, and works without it.
+the path. So names that ours does not have are looked up in the other package: its submodules through our
+package's path, its top-level names through its own `__init__`. Where the other package is not installed
+nothing changes: transformers finds no version of `kernels` that it accepts, and works without it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _find() -> Path | None:
 
 
 def _load(alias: str, folder: Path) -> ModuleType:
+    """Imports the other package's `__init__` under another name."""
     if alias not in sys.modules:
         spec = importlib.util.spec_from_file_location(alias, folder / "__init__.py")
         assert spec is not None and spec.loader is not None

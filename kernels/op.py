@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math
 import typing
 from abc import ABC, abstractmethod
@@ -33,10 +32,10 @@ BOUNDARIES = ("core", "with_quant", "with_routing")
 """What a timed call covers, from the narrowest to the widest. Each includes those before it."""
 
 PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
-"""What the suite's own kernel does between a boundary and the next narrower one."""
+"""By boundary, the step that it adds to the next narrower one. The suite has a kernel of its own for it."""
 
 INTERPRETED_S = 2.0
-"""Seconds that one interpreted call may take: it is checked and never timed."""
+"""The most seconds that one call in Triton's interpreter may take. Such a call is checked, never timed."""
 
 DTYPES = ("fp8", "bf16", "fp32")
 """The dtypes of operands of products, from the narrowest. Each holds all values of those before it."""
@@ -54,31 +53,33 @@ class Work:
     bytes: float
     """Bytes moved, each byte once."""
     dtype: str = "bf16"
-    """The narrowest dtype of operands with which products are right. The ceiling is that of this dtype."""
+    """The narrowest of DTYPES in which operands may enter products without making the output wrong. The
+    device's rate for products of this dtype is the ceiling of the op."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a right output may be from the reference, in units of `Reference.sigma`, which is the error
-    that rounding alone explains (each op derives it beside its reference)."""
+    """How far a right output may be from the reference. `row`, `element` and `noise` are in units of
+    `Reference.sigma`, the error that rounding alone explains (each op derives it beside its reference)."""
 
     row: float
-    """Root mean square over one row of the output's last dimension, or over each segment of it."""
+    """The limit of the root mean square over one row of the output's last dimension, or over each segment of
+    it."""
     element: float
-    """The largest single element."""
+    """The limit of each single element."""
     segment: int | None = None
-    """Elements of a row that are judged together: the fewest that one thread block writes, so that its error
-    is not diluted by its neighbours; None: all."""
+    """How many elements of a row are judged together; None: all. It is the fewest that one thread block
+    writes, so that right neighbours do not dilute the error of a wrong block."""
     bias: float = 0.015
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
-    or truncate: their sigma is so wide that it would hide a common factor."""
+    or truncate. The sigma of these calls is so wide that a common factor could hide in it."""
     bias_bf16: float = 0.006
-    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller, rounding to
+    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller; rounding to
     nearest does not."""
     noise: float | None = None
-    """Root mean square over the whole output, for calls that round to FP8; None: not judged. The worst row of
-    a right call errs as much as each row of a format with one bit less, so that `row` cannot tell them apart.
-    Records have it as `noise_limit`. It is not the noise of an A/A pair."""
+    """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
+    A kernel of a format with one bit less errs in every row as much as a right call errs in its worst row, so
+    `row` accepts both. Records call it `noise_limit`. It is not the noise of an A/A pair."""
 
 
 @dataclass
@@ -86,24 +87,27 @@ class Reference:
     """The right answer for the rows that were computed, and the error that rounding explains there."""
 
     value: torch.Tensor
-    """[rows, ...]: the first dimension is that of the output."""
+    """[rows, ...]: the computed rows of the output's first dimension."""
     sigma: torch.Tensor
-    """Like `value`, for activations that enter products in bf16."""
+    """The root mean square error of each element of `value` that rounding explains, where activations enter
+    products in bf16."""
     rows: list[int] | None = None
-    """The sampled row numbers; None: all rows were computed."""
+    """The numbers of the computed rows, ascending; None: all rows were computed."""
     sigma_fp8: torch.Tensor | None = None
     """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
     even: torch.Tensor | None = None
     """Bool, in the shape of `value` without its last dimension: the rows in which sigma_fp8 comes from many
-    independent errors of similar size. Only these rows are averaged, for `Tolerance.bias` and `.noise`;
-    None: all are."""
+    independent errors of similar size. `Tolerance.bias` and `.noise` are judged on the average over these
+    rows; None: over all rows."""
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
-    """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
-    evenly for any n. offset: where the list begins, as a share of the count."""
+    """The numbers 0 .. count - 1 in such an order that the first n of them are spread evenly, for any n.
+
+    offset: about where the order begins, as a share of the count, in [0, 1)
+    """
+    # Steps of the golden section do that. They repeat some numbers and miss others, which follow at the end.
     golden = 0.5 * (5**0.5 - 1)
-    # Steps repeat some numbers and miss others. The missed ones follow at the end.
     steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
@@ -121,14 +125,23 @@ def rows_kept(rows: int, width: int) -> int:
 def affordable(
     order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
 ) -> list[int] | None:
-    """The first rows of an order, ascending, that together take at most `max_flops` and MOST_ELEMENTS; at
-    least one. None where that is all of them. flops: of a row, called in this order; width: elements of a
-    row."""
+    """Which rows a reference computes: the first ones in `order` that together take at most `max_flops` and
+    MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
+
+    order: the numbers of all rows; a repeated one counts once
+    flops: returns what a row costs. It is called row by row in this order, so the cost may depend on the rows
+           before: a weight is dequantised for the first row that needs it
+    width: elements of a row of the output
+    """
     rows = list(dict.fromkeys(order))
-    spent = itertools.accumulate(map(flops, rows))
-    paid = sum(1 for _ in itertools.takewhile(lambda total: total <= max_flops, spent))
-    kept = rows[: max(1, min(paid, rows_kept(len(rows), width)))]
-    return sorted(kept) if len(kept) < len(rows) else None
+    chosen: list[int] = []
+    spent = 0.0
+    for row in rows[: rows_kept(len(rows), width)]:
+        spent += flops(row)
+        if chosen and spent > max_flops:
+            break
+        chosen.append(row)
+    return sorted(chosen) if len(chosen) < len(rows) else None
 
 
 @dataclass(frozen=True)
@@ -136,13 +149,14 @@ class RowGroups:
     """What the rows of an output belong to, for messages: a token to its sequence, or to its experts."""
 
     name: str
-
+    """What a group is: `sequence` or `expert`."""
     of: torch.Tensor
-    """int64 [rows, groups of a row], -1 where a row has fewer."""
+    """int64 [rows, most groups of a row]: the numbers of a row's groups, then -1 where it has fewer."""
 
 
 def named(function: Any) -> str:
-    """A function, or what wraps one, with its place: `mine() of mine.py:4`."""
+    """The name of a function, or of the function that something wraps, with its file and line, for messages:
+    `mine() of mine.py:4`."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f" of {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
     return f"{getattr(function, '__qualname__', type(function).__name__)}(){place}"
@@ -155,18 +169,19 @@ Call = Callable[[], object]
 def sequence(*steps: Call) -> Call:
     """A call that makes these calls in order, and returns what the last of them returns."""
 
+    *earlier, last = steps
+
     def call() -> object:
-        for step in before:
+        for step in earlier:
             step()
         return last()
 
-    *before, last = steps
     return call
 
 
 class Prepared:
-    """A call that is bound to operands and an output, and can be made again and again. A subclass may define
-    `call` and the other methods; else they are given as functions."""
+    """A call that is bound to operands and an output, and can be made again and again. What differs between
+    calls is given to the constructor as functions and tensors, or a subclass overrides methods."""
 
     def __init__(
         self,
@@ -180,24 +195,30 @@ class Prepared:
         picked: Callable[[], str] | None = None,
     ) -> None:
         """
-        call:   writes `out`; where the library allocates its own output (`out` is None), returns it
-        inputs: where the call reads each live operand, as views of its canonical shape with any strides.
-                Default: the canonical tensors themselves
-        after_load: completes what `load` does after it copied new live operands into `inputs`
+        operands: what the call reads
+        out:    the tensor that the call writes, in the op's canonical layout; None where the library
+                allocates its output (see `Implementation.allocates`)
+        call:   takes no arguments. It writes `out`, or returns the output where `out` is None
+        inputs: where the call reads each live operand, by name: views of its canonical shape with any
+                strides. Default: the canonical tensors themselves
+        after_load: called by `load` after it copied new live operands into `inputs`
         result: the output in the op's canonical layout, as a tensor or as a function of what the call
                 returned. Default: `out`, or what the call returned
-        picked: says which kernel the library chose, for the record
+        picked: returns what the library chose to run, for the record
+
+        Raises TypeError without a call, or for a function that needs arguments.
         """
         if call is None and type(self).call is Prepared.call:
             raise TypeError(f"{type(self).__name__} has no call: give it one, or define the method `call`")
         if inspect.isfunction(call):
-            _check_parameters(call, (), named(call), wrapped=False)
+            _check_parameters(call, (), named(call), follow_wrapped=False)
         self.operands = operands
-        # None only for a library that allocates its own output. Other rows need no check for None.
+        # It is None only where the library allocates its output. Typed as a tensor, so that other rows need
+        # no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What further sets of operands share: what the declaration's `stationary` made of them; of a call
-        that kernels/compose.py composed, its inner call."""
+        """What calls on further sets of operands use again: the result of the declaration's `stationary`. For
+        a call that kernels/compose.py composed it is the inner call."""
         self._call = call
         self._inputs = inputs
         self._after_load = after_load
@@ -207,40 +228,44 @@ class Prepared:
         self._called = False
 
     def call(self) -> None:
-        """Timed: compute the op once, from whatever the operands hold now. Raises TypeError where the first
-        call returned its output and left `out` as it was poisoned."""
+        """Timed: computes the op once, from whatever the operands hold now.
+
+        The harness fills `out` with NaN before the first call. Raises TypeError if that call leaves all of it
+        NaN and returns another tensor of its shape.
+        """
         assert self._call is not None
         returned = self._call()
         if self.out is None:
             self._returned = returned
         elif not self._called:
             self._called = True
-            if isinstance(returned, torch.Tensor) and returned.shape == self.out.shape:
-                is_other = returned.data_ptr() != self.out.data_ptr()
-                if is_other and self.out.isnan().all():
-                    raise TypeError(
-                        f"{named(self._call)} did not write `out`, but returned one: see `allocates`"
-                    )
+            if self._is_other_output(returned) and self.out.isnan().all():
+                raise TypeError(f"{named(self._call)} did not write `out`, but returned one: see `allocates`")
+
+    def _is_other_output(self, returned: object) -> bool:
+        if not isinstance(returned, torch.Tensor) or returned.shape != self.out.shape:
+            return False
+        return returned.data_ptr() != self.out.data_ptr()
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
-        """Untimed: put new live operands where `call` reads them."""
+        """Untimed: puts new live operands, by name, where `call` reads them."""
         for name, target in self.inputs().items():
             target.copy_(live[name])
         if self._after_load is not None:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """The tensors in which `call` reads each live operand. `load` and the suite's own producer kernels
-        write there."""
+        """By name, the tensor in which `call` reads each live operand. `load` and the suite's own producer
+        kernels write there."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """Like `inputs`, without side effects: the tensors that `call` reads at present. Live operands that
-        only `load` can write are left out."""
+        """As `inputs`, but without side effects: a subclass whose `inputs` changes something overrides it.
+        Live operands that only `load` can write are left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
-        """The output of the last call in the op's canonical layout."""
+        """The output of the last call in the op's canonical layout. Raises TypeError where there is none."""
         output = self._returned if self.out is None else self.out
         if callable(self._result):
             output = self._result(self._returned)
@@ -257,16 +282,16 @@ class Prepared:
         return "" if self._picked is None else self._picked()
 
 
-def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
-    """The Prepared that a function returned, or of the call that it returned. Raises TypeError for anything
-    else, which names the function as `source`."""
-    if isinstance(given, Prepared):
-        return given
-    if callable(given):
-        return Prepared(operands, out, given)
+def as_prepared(returned: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
+    """What a function that prepares a call returned, as a Prepared: it may return one, or the call alone.
+    Raises TypeError for anything else. source: names the function in the error"""
+    if isinstance(returned, Prepared):
+        return returned
+    if callable(returned):
+        return Prepared(operands, out, returned)
     raise TypeError(
-        f"{source} returned {type(given).__name__}: it must return the call to be timed, which is a function "
-        "without arguments, or a Prepared"
+        f"{source} returned {type(returned).__name__}: it must return the call to be timed, which is a "
+        "function without arguments, or a Prepared"
     )
 
 
@@ -276,33 +301,36 @@ class Implementation:
 
     # `provider.variant`
     name: ClassVar[str]
-    # What it needs, for people. Empty in a plug-in: the name of its file.
+    # What it needs, as a text for people. A plug-in may leave it empty: then it is the name of the file.
     requires: ClassVar[str] = ""
-    # Filled in by the op that finds it.
+    # The name of its op. It may be empty in a module of the op's folder: `kernels.implementations` fills it
+    # in.
     op: str = ""
-    # The file that brought it, if it is not the suite's own.
+    # The file that brought it; empty for the suite's own.
     plugin: str = ""
-    # The module that has this row's version; empty: the provider.
+    # The module whose version is this row's; empty: the module that is named like the provider.
     library: ClassVar[str] = ""
     # Implementations of one runtime share a worker process, others never do.
     runtime: ClassVar[str] = "torch"
-    # The boundaries that its call covers by itself; composition makes wider ones of them.
+    # The boundaries that its call covers by itself; kernels/compose.py makes wider ones of them.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
-    # What its own call rounds bf16 activations to before products: bf16, or fp8.
+    # What its own call rounds bf16 activations to before products: `bf16` (it leaves them), or `fp8`.
     activations: ClassVar[str] = "bf16"
-    # Its call rounds to bf16 toward zero, so that its limits are those of an error twice as large.
+    # Whether its call rounds to bf16 toward zero. Such errors are up to twice as large; so are its limits.
     truncates: ClassVar[bool] = False
-    # The library allocates its own output: `out` is then None.
+    # Whether its call returns the output in a tensor of the library's. `out` is then None.
     allocates: ClassVar[bool] = False
-    # False: the call cannot be recorded into a CUDA or HIP graph.
+    # Whether its call can be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
-    # For the memory plan: a name for the layout. Implementations of a runtime with the same name share one
-    # copy of the stationary operands in it; empty: each has a copy of its own.
+    # For the memory plan: the name of the layout that `prepare` brings stationary operands into.
+    # Implementations of a runtime that give the same name share one copy; empty: each has a copy of its own.
     shared_layout: ClassVar[str] = ""
-    # `prepare_turn` takes over all that `prepare` made of the stationary operands. So a call on other live
-    # operands is prepared in almost no time, and a serving engine under test can call this implementation.
+    # Whether `prepare_turn` uses again all that `prepare` made of the stationary operands. Then a call on
+    # other live operands is prepared in almost no time, and a serving engine under test can call this
+    # implementation.
     rebinds: ClassVar[bool] = False
-    # A compiler writes another program for each size: the answers at one size say nothing of another.
+    # Whether a compiler writes another program for each size, so that outputs at one size say nothing of
+    # those at another.
     per_size: ClassVar[bool] = False
 
     @property
@@ -326,24 +354,27 @@ class Implementation:
         return Support(True)
 
     def interpreted(self, platform: Platform) -> bool:
-        """True where it runs only through an interpreter: checked, never timed."""
+        """Whether it runs on this platform only through an interpreter. Then it is checked, never timed."""
         return False
 
     def environment(self, platform: Platform) -> dict[str, str]:
-        """Variables that its worker process needs from the start; equal for all of one runtime."""
+        """Environment variables that its worker process is started with. All implementations of a runtime
+        must return the same ones."""
         return {}
 
     def native(self, boundary: str) -> str | None:
-        """The widest boundary within this one that its call covers by itself; None if there is none."""
-        within = BOUNDARIES[: BOUNDARIES.index(boundary) + 1]
-        return next((b for b in reversed(within) if b in self.boundaries), None)
+        """The widest of its `boundaries` that is not wider than this one; None if all are wider."""
+        not_wider = BOUNDARIES[: BOUNDARIES.index(boundary) + 1]
+        return next((native for native in reversed(not_wider) if native in self.boundaries), None)
 
     def composition(self, boundary: str) -> str:
-        """What precedes its call in this boundary, for people; empty if nothing does."""
-        native = self.native(boundary) or boundary
-        between = BOUNDARIES[BOUNDARIES.index(native) + 1 : BOUNDARIES.index(boundary) + 1]
-        names = " and ".join(PRODUCERS[b] for b in reversed(between))
-        return f"{native} call after the suite's own {names}" if names else ""
+        """Says which kernels of the suite precede its call in this boundary; empty if none does."""
+        native = self.native(boundary)
+        if native in (None, boundary):
+            return ""
+        added = BOUNDARIES[BOUNDARIES.index(native) + 1 : BOUNDARIES.index(boundary) + 1]
+        producers = " and ".join(PRODUCERS[wider] for wider in reversed(added))
+        return f"{native} call after the suite's own {producers}"
 
     def supports(self, case: Case, platform: Platform) -> Support:
         """Whether it runs this case on this platform."""
@@ -366,30 +397,33 @@ class Implementation:
         """About how many seconds Triton's interpreter takes for a call."""
         return 0.0
 
+    # The memory plan adds up the bytes that the next three return.
+
     def layout(self, sizes: DataclassInstance) -> int:
-        """For the memory plan: bytes of stationary operands that `prepare` brings into another layout."""
+        """Bytes of the copies that `prepare` makes of stationary operands in another layout."""
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """Bytes that `prepare` allocates for each set of operands beside those, layout and output, for the
-        memory plan."""
+        """Bytes that `prepare` allocates for each set of operands, without the operands, `layout` and the
+        output."""
         return 0
 
     def scratch(self, sizes: DataclassInstance) -> int:
-        """Bytes that a call allocates and frees again, or shares with calls on other sets, for the memory
-        plan."""
+        """Bytes that a call allocates and frees again, or shares with calls on other sets."""
         return 0
 
     def require(self) -> None:
-        """Before anything is prepared: raises Unsupported where this process cannot call the library."""
+        """Called in the worker before anything is prepared. Raises Unsupported where the process cannot call
+        the library."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. `out` is None where the library
-        allocates the output. Raises Unsupported."""
+        """Untimed: brings stationary operands into the library's layout, and binds the call. It may return
+        the call alone (see `as_prepared`). `out` is None where the library allocates the output. Raises
+        Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares the call on another of the sets of operands that calls rotate over.
+        """As `prepare`, on another of the sets of operands that calls rotate over.
 
         first: the call that was prepared on the first set. Where the stationary operands are the same, the
                new call may use the layouts that were made of them for `first`
@@ -406,10 +440,12 @@ def _duration(seconds: float) -> str:
 
 
 REQUIREMENTS = ("available", "fits", "supports")
-"""Methods to which a declaration adds a condition: that of the base class must hold as well."""
+"""Methods of Implementation for which a declaration may give a function. It is a further condition: that of
+the base class must hold as well."""
 
 REPLACED = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
-"""Methods in whose place a declaration puts its own."""
+"""Methods of Implementation for which a declaration may give a function. It replaces that of the base
+class."""
 
 
 def implementation(
@@ -426,10 +462,11 @@ def implementation(
             return functools.partial(lib.fast, operands.q, operands.kv, out)
 
     base:       says what all rows of a library share
-    stationary: brings the stationary operands into the library's layout. The function gets the result as its
-                third argument; all sets of operands with the same stationary tensors share it
+    stationary: brings the stationary operands into the library's layout; it gets the operands. The declared
+                function gets the result as its third argument. It is called once for all sets of operands
+                with the same stationary tensors
     overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions, without `self`, for
-                its methods: see REQUIREMENTS and REPLACED
+                the methods in REQUIREMENTS and REPLACED
 
     Raises TypeError, in one line, for a declaration that cannot be right.
     """
@@ -452,16 +489,16 @@ def _preparing(
 ) -> dict[str, object]:
     """The methods `prepare` and `prepare_turn` of a declared class. source: names the function in errors"""
 
-    def call_on(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
-        """made: what `stationary` made of the stationary operands"""
-        returned = function(operands, out) if stationary is None else function(operands, out, made)
+    def prepare_on(operands: Operands, out: torch.Tensor | None, laid_out: object) -> Prepared:
+        """laid_out: what `stationary` made of the stationary operands"""
+        returned = function(operands, out) if stationary is None else function(operands, out, laid_out)
         prepared = as_prepared(returned, source, operands, out)
-        prepared.stationary = made
+        prepared.stationary = laid_out
         return prepared
 
     def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        made = None if stationary is None else stationary(operands)
-        return call_on(operands, out, made)
+        laid_out = None if stationary is None else stationary(operands)
+        return prepare_on(operands, out, laid_out)
 
     def prepare_turn(
         self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
@@ -469,16 +506,17 @@ def _preparing(
         is_overridden = type(self).prepare is not prepare  # by a subclass of the declared class
         if first is None or is_overridden or not operands.same_stationary(first.operands):
             return self.prepare(operands, out)
-        return call_on(operands, out, first.stationary)
+        return prepare_on(operands, out, first.stationary)
 
     return {"prepare": prepare, "prepare_turn": prepare_turn}
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
-    """The implementation that a user's own kernel is. Raises TypeError, in one line, for what cannot be one.
+    """The class of implementation that a user's own kernel of an op is. Raises TypeError, in one line, for
+    what cannot be one.
 
-    kernel: what `implementation` made; or a function of (operands, out) that fills `out`, returns the output,
-            or returns the call to be timed
+    kernel: a class that `implementation` made; or a function of (operands, out) that fills `out`, returns the
+            output, or returns the call to be timed
     """
     if isinstance(kernel, type) and issubclass(kernel, Implementation):
         if kernel.op not in ("", op):
@@ -487,9 +525,10 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 
     @functools.wraps(kernel, assigned=("__name__", "__qualname__"), updated=())
     def prepare(operands: Operands, out: Any) -> Call | Prepared:
-        answer = kernel(operands, out)
-        if callable(answer) or isinstance(answer, Prepared):
-            return cast("Call | Prepared", answer)
+        returned = kernel(operands, out)
+        if callable(returned) or isinstance(returned, Prepared):
+            return cast("Call | Prepared", returned)
+        # The kernel has computed the op already, so it is the call itself.
         output: Any = None  # what the last call returned
 
         def call() -> None:
@@ -505,38 +544,45 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
     return implementation(name, requires="torch", op=op, boundaries=(boundary,))(prepare)
 
 
-def _check_parameters(function: Any, given: tuple[str, ...], source: str, wrapped: bool = True) -> None:
-    """Raises TypeError where a function, or what it wraps, does not take these."""
+def _check_parameters(
+    function: Any, parameters: tuple[str, ...], source: str, follow_wrapped: bool = True
+) -> None:
+    """Raises TypeError where a function does not take so many arguments by position.
+
+    parameters:     what the arguments are, for the error
+    follow_wrapped: whether a function that `functools.wraps` made takes what the function inside takes
+    """
     try:
-        inspect.signature(function, follow_wrapped=wrapped).bind(*given)
+        inspect.signature(function, follow_wrapped=follow_wrapped).bind(*parameters)
     except TypeError:
-        mistake = f"{source} has to take ({', '.join(given) or 'no arguments'})"
+        mistake = f"{source} has to take ({', '.join(parameters) or 'no arguments'})"
         if isinstance(function, type):
             mistake += "; a class with `prepare` is a subclass of Implementation and takes no decorator"
         raise TypeError(mistake) from None
 
 
 def _check_declaration(name: object, base: object, overrides: Mapping[str, Any]) -> None:
+    """Raises TypeError for arguments of `implementation` that cannot be right."""
     if not isinstance(name, str):
         raise TypeError('@implementation takes the name first: @implementation("provider.variant", ...)')
     mistake = f"implementation {name!r}"
     if not (isinstance(base, type) and issubclass(base, Implementation)):
         raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
     members = set(dir(base))
-    for ancestor in base.__mro__:
+    for ancestor in base.__mro__:  # `dir` leaves out attributes that are declared without a value
         members.update(vars(ancestor).get("__annotations__", {}))
     members -= {"name", "prepare", "prepare_turn", "require"}
-    known = {member for member in members if not member.startswith("_")}
+    allowed = sorted(member for member in members if not member.startswith("_"))
     for member, value in overrides.items():
-        if member not in known:
-            others = ", ".join(sorted(known))
-            raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {others}")
+        if member not in allowed:
+            raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {', '.join(allowed)}")
         if member in (*REQUIREMENTS, *REPLACED) and not callable(value):
             raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
-    """A member of a class that a declaration makes: the attribute, or a method that calls the function."""
+    """What a declared class has as `member`: the value itself, or a method that calls it, where `member` is
+    in REQUIREMENTS or REPLACED."""
 
     def replaced(self: Implementation, *arguments: Any) -> Any:
         return value(*arguments)
@@ -551,64 +597,70 @@ def _member(base: type[Implementation], member: str, value: Any) -> Any:
 
 
 @functools.cache
-def _kinds(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Size]]:
+def _size_types(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Size]]:
+    """By the name of each size, its type: int or str."""
     return typing.get_type_hints(sizes)
 
 
 class Op(ABC):
-    """What is computed: its sizes, operands, reference, work and tolerance."""
+    """What is computed: its sizes, operands, reference, work and tolerance. Methods that take `sizes` get an
+    instance of the op's `Sizes`."""
 
     name: ClassVar[str]
-    # A frozen dataclass; its fields are the sizes on the command line.
+    # A frozen dataclass of ints and strs; its fields are the sizes on the command line.
     Sizes: ClassVar[type[DataclassInstance]]
     # The boundaries that it has, from the narrowest.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
-    # Platform kind -> the best torch implementation there: the default baseline.
+    # By kind of platform, the name of the implementation that is the default baseline: torch's best one
+    # there.
     baseline: ClassVar[Mapping[str, str]]
-    # What stands for a serving engine's kernel in the replay of a rank on a GPU; empty: the baseline.
+    # The name of the implementation that stands for a serving engine's kernel in the replay of a rank on a
+    # GPU; empty: the baseline.
     engine_like: ClassVar[str] = ""
-    # Its operands have lengths of sequences (see Seeds).
+    # Whether its operands have lengths of sequences (see Seeds.lengths).
     lengths: ClassVar[bool] = False
-    # The sets that calls rotate over hold other live values, not copies.
+    # Whether further sets of operands hold other live values. Otherwise they are copies of the first set.
     turns: ClassVar[bool] = False
-    # What an index along each dimension of its output counts, the columns last.
+    # For messages: what an index along each dimension of its output counts, such as `token`; the columns
+    # last.
     axes: ClassVar[tuple[str, ...]] = ()
-    # An element of its output is a sum of independent terms.
-    sums: ClassVar[bool] = False
-    # Sizes that cases and records leave out at their default: older records have none of them.
+    # Sizes that cases leave out at their default, as records have it that are older than these sizes.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The size that says whether operands are FP8, so that a case has a format. Empty: always, or never.
+    # The name of the size that is `fp8` where operands are FP8. Only then a case has the size `fp8`, their
+    # format. Empty: cases have that size whenever `Sizes` has it.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
-        unknown or missing."""
-        kinds = _kinds(self.Sizes)
+        """Reads sizes given as text or numbers. Raises ValueError where one is unknown, missing, or text that
+        should be a whole number."""
+        types = _size_types(self.Sizes)
         values: dict[str, Size] = {}
         for name, value in given.items():
-            if name not in kinds:
-                raise ValueError(unknown("size", name, kinds, of=self.name))
+            if name not in types:
+                raise ValueError(unknown("size", name, types, of=self.name))
             try:
-                values[name] = kinds[name](value)
+                values[name] = types[name](value)
             except ValueError:
                 raise ValueError(f"size {name}={value!r} of {self.name} is not a whole number") from None
         missing = [f.name for f in fields(self.Sizes) if f.name not in values and f.default is MISSING]
         if missing:
-            raise ValueError(f"{self.name} needs {', '.join(missing)}; sizes: {', '.join(kinds)}")
+            raise ValueError(f"{self.name} needs {', '.join(missing)}; sizes: {', '.join(types)}")
         return self.Sizes(**values)
 
-    def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
-        return Case(self.name, self.said(self.sizes(given)), **place)
+    def case(self, given: Mapping[str, Size], **further: Any) -> Case:
+        """A case of the op. given: as in `sizes`; further: fields of Case beside the op and the sizes"""
+        return Case(self.name, self.case_sizes(self.sizes(given)), **further)
 
-    def said(self, sizes: DataclassInstance) -> dict[str, Size]:
-        """Sizes as the texts of cases and records say them."""
-        said = asdict(sizes)
+    def case_sizes(self, sizes: DataclassInstance) -> dict[str, Size]:
+        """Sizes by name as cases and records have them: without `unsaid` ones at their default, and without
+        the FP8 format where operands are not FP8."""
+        by_name = asdict(sizes)
         for field in fields(sizes):
-            if field.name in self.unsaid and said[field.name] == field.default:
-                del said[field.name]
-        if self.fp8_where and said[self.fp8_where] != "fp8":
-            del said["fp8"]
-        return said
+            if field.name in self.unsaid and by_name[field.name] == field.default:
+                del by_name[field.name]
+        if self.fp8_where and by_name[self.fp8_where] != "fp8":
+            del by_name["fp8"]
+        return by_name
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         """Sizes that a case leaves to the architecture it runs on: the FP8 format and the kind of scales."""
@@ -616,25 +668,30 @@ class Op(ABC):
         return {field.name: of_arch[field.name] for field in fields(self.Sizes) if field.name in of_arch}
 
     def make(self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
-        """The canonical operands of a case, of the set `seeds.turn`."""
+        """The canonical operands of a case, of the set `seeds.turn`. device: as torch names it"""
         operands = self.operands(sizes, seeds, device, boundary)
         return operands.turned(seeds.turn) if seeds.turn else operands
 
     @abstractmethod
     def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
-        """The operands of the first set, a pure function of these arguments. sizes: of the op's class."""
+        """The operands of the first set: a pure function of these arguments, of which `seeds.turn` is
+        ignored."""
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
-        """Those of the widest boundary without values. On torch's meta device they take no memory."""
+        """The operands of the widest boundary, not filled. On torch's meta device they take no memory."""
 
     def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """The suite's own kernel between `operands.boundary` and the next narrower one: a call that reads
-        `operands` and writes the narrower boundary's live operands into these views."""
+        """The suite's own kernel that a boundary adds to the next narrower one. Returns a call that reads
+        `operands` and writes the live operands of the narrower boundary.
+
+        into: the tensors to write, by the names of these operands
+        """
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
-        """The shape of the output in bf16. An op with another dtype defines the next two methods instead."""
+        """The shape of the output, which is bf16. An op whose output has another dtype overrides the next two
+        methods instead."""
         raise NotImplementedError(f"{self.name} does not say the shape of its output")
 
     def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor:
@@ -644,17 +701,21 @@ class Op(ABC):
         return 2 * math.prod(self.output_shape(sizes))
 
     def row_groups(self, operands: Operands) -> RowGroups | None:
-        """What the rows of its output belong to; None where the row's number says it."""
+        """What the rows of its output belong to; None where a row's number says it."""
         return None
 
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
-        """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
-        samples rows above `max_flops` or MOST_ELEMENTS. offset: of the sample, in [0, 1) (see `spread`)."""
+        """Computes the op from the operands in fp64, or in fp32 where the error of that is far below a sigma.
+        Where all rows would take more than `max_flops` or MOST_ELEMENTS, it computes a sample of them.
+
+        offset: selects the sample, in [0, 1) (see `spread`)
+        """
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes that `reference` holds at most beside the operands: by default three results in fp64."""
-        return 3 * 8 * self.output_bytes(sizes) // 2
+        elements = self.output_bytes(sizes) // 2  # of bf16
+        return 3 * 8 * elements
 
     @abstractmethod
     def tolerance(self, sizes: DataclassInstance) -> Tolerance: ...
@@ -664,21 +725,21 @@ class Op(ABC):
 
     @abstractmethod
     def operand_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes of one full set of operands, of the boundary with the most."""
+        """Bytes of one set of operands, in the boundary whose operands take most."""
 
     def narrowed_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes that `Operands.narrowed` allocates for each set beside those of the operands."""
+        """Bytes that `Operands.narrowed` allocates for each set beside the operands."""
         return 0
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """Bytes that so many calls, each on the next set, read from memory at least, each byte once; 0 if
-        nothing is streamed. The cache policy uses it."""
+        """The least number of bytes that `turns` calls, each on the next set of operands, read from memory,
+        each byte once; 0 if nothing is streamed. The number of sets follows from it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes of memory that a further set takes."""
+        """Bytes of memory that a further set takes (see `Operands.turned`)."""
         return self.streamed_bytes(sizes)
 
 
 OPS: dict[str, Op] = {}
-"""All ops by name: those in the folders that `kernels` finds."""
+"""All ops by name. `kernels` fills it when it is imported."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
+"""What a build of torch for a kind of platform is called."""
 KINDS = tuple(BUILDS)
 
 
@@ -35,15 +36,17 @@ class Platform:
     """A device of this machine, or a kind of device that is only asked about."""
 
     kind: str
+    """One of KINDS."""
     arch: str
     """sm_90, gfx942, x86-amx ..."""
     device: str = "cpu"
-    """torch's name of it, which is `cuda:0` on ROCm, too."""
+    """torch's name of it, such as `cuda:0`, on ROCm as well."""
     name: str = ""
+    """The vendor's name of the product; empty if unknown."""
     features: frozenset[str] = frozenset()
     """Instruction sets of a CPU, as /proc/cpuinfo names them."""
     memory: int = 0
-    """Bytes of device memory, for a CPU of RAM that this process can use; 0 if unknown."""
+    """Bytes of a GPU's memory, or of the RAM that this process can use; 0 if unknown."""
     last_level: int = 0
     """Bytes of the last-level cache; 0 if unknown."""
     uuid: str = ""
@@ -60,38 +63,47 @@ class Platform:
         return need(self.kind in kinds, f"needs {' or '.join(kinds)}; this is {self.kind} {self.arch}")
 
     def has(self, *features: str) -> Support:
-        """Whether the CPU has these instruction sets, named as in /proc/cpuinfo."""
-        missing = [f for f in features if self.here and f not in self.features]
-        return need(not missing, f"needs a CPU with {', '.join(missing)}")
+        """Whether the CPU has these instruction sets, named as in /proc/cpuinfo. Yes if it is not here."""
+        missing = [feature for feature in features if feature not in self.features]
+        return need(not self.here or not missing, f"needs a CPU with {', '.join(missing)}")
 
     def library(self, module: str, *, install: str = "") -> Support:
-        """Whether a module is installed here. install: says how to get it; by default as LIBRARIES has it"""
+        """Whether a module of this name is installed here and is the one that rows mean. Yes for a platform
+        that is not here. Nothing is imported.
+
+        install: says how to get it, for the reason; by default as LIBRARIES says it
+        """
+        if not self.here:
+            return Support(True)
         install = install or LIBRARIES.get(module, {}).get("install", "")
         how = f"; {install}" if install else ""
-        if self.here and (other := lookalike(module)):
-            return need(False, f"the installed {module} is {other}{how}")
-        if module == "torch" and version(module) and (wrong := self.other_build()):
-            return need(False, wrong)
-        return need(not self.here or version(module), f"{module} is not installed{how}")
+        other_package = lookalike(module)
+        if other_package:
+            return Support(False, f"the installed {module} is {other_package}{how}")
+        if not version(module):
+            return Support(False, f"{module} is not installed{how}")
+        wrong_build = self.other_build() if module == "torch" else ""
+        return need(not wrong_build, wrong_build)
 
     def other_build(self) -> str:
-        """Says that the installed torch is built for other devices; empty where it is not."""
+        """Says that the installed torch is built for another kind of device; empty where it is not."""
         build = torch_build() if self.here and self.device != "cpu" else ""
         if build in ("", self.kind):
             return ""
-        built, wanted = BUILDS[build], BUILDS[self.kind]
-        return f"torch {version('torch')} is built for {built}: {self.device} needs its build for {wanted}"
+        built, needed = BUILDS[build], BUILDS[self.kind]
+        return f"torch {version('torch')} is built for {built}: {self.device} needs its build for {needed}"
 
     def compiler(self) -> Support:
-        """Whether there is what torch.compile generates code with."""
-        if self.kind == "cpu":
-            compilers = os.environ.get("CXX", "g++"), "clang++"
-            return need(not self.here or any(map(shutil.which, compilers)), "needs a C++ compiler (g++)")
-        return self.library("triton")
+        """Whether there is what torch.compile generates code with: a C++ compiler for a CPU, Triton for a
+        GPU."""
+        if self.kind != "cpu":
+            return self.library("triton")
+        compilers = os.environ.get("CXX", "g++"), "clang++"
+        return need(not self.here or any(map(shutil.which, compilers)), "needs a C++ compiler (g++)")
 
 
 LIBRARIES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_name("libraries.toml"))
-"""What is known of libraries, by module: libraries.toml says of its entries what they mean."""
+"""What is known of libraries, by module. The head of libraries.toml explains the entries."""
 
 
 def distributions(module: str) -> list[str]:
@@ -100,28 +112,36 @@ def distributions(module: str) -> list[str]:
 
 
 def lookalike(module: str) -> str:
-    """What an installed module is, if it is another one of the same name; else empty. Imports nothing."""
+    """Where another package has the name of a library's module and is installed: what it is and where. Empty
+    otherwise. Imports nothing."""
     facts = LIBRARIES.get(module, {})
-    if "other" not in facts or (spec := importlib.util.find_spec(module)) is None:
+    spec = importlib.util.find_spec(module) if "other" in facts else None
+    if spec is None:
         return ""
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if any(next(folder.glob(file), None) for folder in folders for file in facts["files"]):
+    # `files`: the library has at least one of these, the other package has none.
+    if any(any(folder.glob(file)) for folder in folders for file in facts["files"]):
         return ""
     return f"{facts['other']} ({folders[0] if folders else spec.origin})"
 
 
 @functools.cache
 def version(module: str) -> str | None:
-    """The installed version of the distribution that has a module, `unknown` where that does not tell. None
-    where the module is not installed, or is another one of the same name. Imports nothing."""
-    # find_spec of the whole name would import the packages around it. These may have parts in several folders
-    # of Python's path (pkgutil.extend_path).
-    package, *inside = module.split(".")
+    """The version of the installed distribution that has a module; `unknown` where no distribution of
+    LIBRARIES is recorded as installed. None where the module is not installed, or is that of another package
+    (see `lookalike`). Imports nothing."""
+    # find_spec of a dotted name would import the packages around the module. So each part is looked for in
+    # the folders of the part before it. The outermost package may have parts in several folders of Python's
+    # path (pkgutil.extend_path), of which its own spec knows one.
+    package, *inner_names = module.split(".")
     spec = importlib.util.find_spec(package)
-    elsewhere = [str(Path(entry, package)) for entry in sys.path]
-    for name in inside:
-        folders = [*(spec.submodule_search_locations or ()), *elsewhere] if spec else []
-        spec, elsewhere = importlib.machinery.PathFinder.find_spec(name, folders), []
+    further_folders = [str(Path(entry, package)) for entry in sys.path]
+    for name in inner_names:
+        if spec is None:
+            return None
+        folders = [*(spec.submodule_search_locations or ()), *further_folders]
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        further_folders = []
     if spec is None or lookalike(module):
         return None
     for name in distributions(module):
@@ -132,12 +152,15 @@ def version(module: str) -> str | None:
 
 @functools.cache
 def torch_build() -> str:
-    """The kind of devices for which the installed torch is built; empty without torch. Imports nothing."""
+    """The kind of platform for which the installed torch is built; empty without torch. Imports nothing."""
     spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return ""
     try:
-        text = (Path(spec.origin or "").parent / "version.py").read_text("utf-8") if spec else ""
+        text = (Path(spec.origin or "").parent / "version.py").read_text("utf-8")
     except OSError:
         return ""
+    # torch/version.py sets `hip` or `cuda` to a version, or both to None.
     for kind, variable in (("rocm", "hip"), ("cuda", "cuda")):
         if re.search(rf"^{variable}\b[^=]*= *['\"]", text, re.MULTILINE):
             return kind
@@ -145,8 +168,10 @@ def torch_build() -> str:
 
 
 def named(kind: str, arch: str = "") -> Platform:
-    """A platform that is only asked about, as by `list --platform rocm --arch gfx942`."""
-    return Platform(kind, arch or {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}[kind], here=False)
+    """A platform that is only asked about, as by `list --platform rocm --arch gfx942`. arch: empty for the
+    usual one of the kind"""
+    usual_archs = {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}
+    return Platform(kind, arch or usual_archs[kind], here=False)
 
 
 def detect(device: str | None = None) -> Platform:
@@ -156,19 +181,21 @@ def detect(device: str | None = None) -> Platform:
     """
     if device == "cpu":
         return _cpu()
-    known = devices()
-    if device is None:
-        return next(iter(known.values()))
-    wanted = "cuda:0" if device == "cuda" else device
-    if wanted not in known:
+    by_name = devices()
+    name = "cuda:0" if device == "cuda" else device
+    if name is None:
+        name = next(iter(by_name))
+    if name not in by_name:
         why = f"; {unseen()}" if unseen() else ""
-        here = (f"{p.device} ({p.name})" if p.name and p.kind != "cpu" else p.device for p in known.values())
+        here = [
+            f"{p.device} ({p.name})" if p.name and p.kind != "cpu" else p.device for p in by_name.values()
+        ]
         raise LookupError(f"no device {device!r}; devices here: {', '.join(here)}{why}")
-    return known[wanted]
+    return by_name[name]
 
 
 def of(device: torch.device) -> Platform:
-    """The platform of a tensor's device, as torch describes it: that is faster than asking the driver."""
+    """The platform of a tensor's device, as torch describes it, which is faster than asking the driver."""
     if device.type == "cpu":
         return devices()["cpu"]
     import torch
@@ -183,74 +210,90 @@ def of(device: torch.device) -> Platform:
 @functools.cache
 def devices() -> dict[str, Platform]:
     """Platforms by torch's name of the device, GPUs first."""
-    return {p.device: p for p in [*_gpus()[0], _cpu()]}
+    usable, _ = _gpus()
+    return {platform.device: platform for platform in [*usable, _cpu()]}
 
 
 def unseen() -> str:
     """Why a GPU that seems to be here cannot be used, in one line; empty without a sign of a GPU."""
-    return _gpus()[1]
+    _, why = _gpus()
+    return why
 
 
 def run(*command: str) -> str:
     """What a command prints; empty where it is missing, fails or hangs."""
-    output, wrong = answer(*command)
-    return "" if wrong else output
+    output, error = answer(*command)
+    return "" if error else output
 
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that select GPUs."""
 ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 """Values of VISIBLE with which users, Ray and Slurm hide all GPUs."""
 
 
 @functools.cache
 def _gpus() -> tuple[list[Platform], str]:
-    """The GPUs that this process may use, with torch's names, and why others here cannot be used."""
-    known, wrong = gpus.nvidia_gpus()
-    found = [
-        Platform("cuda", gpu.arch, f"cuda:{index}", gpu.name, memory=gpu.memory, uuid=gpu.uuid)
-        for index, gpu in enumerate(gpus.shown(known))
-    ]
-    count = len(known)
-    if not known:
-        found, count = _amd(), len(_kfd())
+    """The GPUs that this process may use, with torch's names, and in one line why others here cannot be
+    used."""
+    nvidia, smi_error = gpus.nvidia_gpus()
+    if nvidia:
+        usable = [
+            Platform("cuda", gpu.arch, f"cuda:{index}", gpu.name, memory=gpu.memory, uuid=gpu.uuid)
+            for index, gpu in enumerate(gpus.shown(nvidia))
+        ]
+        count = len(nvidia)
+    else:
+        usable = _amd()
+        count = len(_kfd())
     settings = {variable: os.environ[variable] for variable in VISIBLE if variable in os.environ}
-    names_slice = settings.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
-    if found and (found[0].memory or not names_slice):
-        return found, wrong
-    if not found and ALL_HIDDEN & {*settings.values()}:
+    if usable:
+        named_slice = settings.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        if usable[0].memory or not named_slice.startswith("MIG-"):
+            return usable, smi_error
+        unlisted = f"{named_slice} has unknown memory, as nvidia-smi does not list it"
+        return _by_torch(usable, smi_error or unlisted)
+    if not ALL_HIDDEN.isdisjoint(settings.values()):
         return [], ""
-    if count and not found:
-        said = " ".join(f"{variable}={value}" for variable, value in settings.items())
-        none = f"{said} selects none of the GPUs here ({count})" if said else ""
-        return [], "; ".join(filter(None, (none, wrong)))
-    if found:
-        name = settings["CUDA_VISIBLE_DEVICES"].split(",")[0]
-        unknown = f"{name} has unknown memory, as nvidia-smi does not list it"
-        return _by_torch(found, wrong or unknown)
+    if count:
+        reasons = [smi_error] if smi_error else []
+        if settings:
+            setting = " ".join(f"{variable}={value}" for variable, value in settings.items())
+            reasons.insert(0, f"{setting} selects none of the GPUs here ({count})")
+        return [], "; ".join(reasons)
     trace = gpus.driver_trace() or ("/dev/kfd" if Path("/dev/kfd").exists() else "")
-    return _by_torch([], wrong or (f"{trace} is here, but no GPU is shown" if trace else ""))
+    not_shown = f"{trace} is here, but no GPU is shown" if trace else ""
+    return _by_torch([], smi_error or not_shown)
 
 
-def _by_torch(found: list[Platform], wrong: str) -> tuple[list[Platform], str]:
-    """The GPUs as torch describes them, where the driver's own tools do not (`wrong` says why). torch is
-    imported in another process, as that takes seconds, and only where there is a sign of a GPU. found: what
-    is known without it."""
+def _by_torch(listed: list[Platform], sign: str) -> tuple[list[Platform], str]:
+    """The GPUs as torch describes them, where the driver's own tools do not. Another process imports torch,
+    as that takes seconds. Returns what `_gpus` does.
+
+    listed: the GPUs that are known without torch. They are returned where torch describes none
+    sign:   what shows that there is a GPU, and what is wrong with it; empty: then torch is not imported
+    """
     build = torch_build()
-    torch_here = f"torch {version('torch')} is built for {BUILDS.get(build, '')}"
-    if not wrong:
-        return [], f"{torch_here}, but no driver for that is here" if build in ("cuda", "rocm") else ""
-    if build not in ("cuda", "rocm"):
-        return found, f"{wrong}; {torch_here if build else 'torch is not installed'}"
-    output, why = answer(sys.executable, "-c", ASK_TORCH, timeout_s=TORCH_S)
-    if why:
-        return found, f"{wrong}; torch: {why}"
+    is_for_gpus = build in ("cuda", "rocm")
+    torch_here = (
+        f"torch {version('torch')} is built for {BUILDS[build]}" if build else "torch is not installed"
+    )
+    if not sign:
+        return [], f"{torch_here}, but no driver for that is here" if is_for_gpus else ""
+    if not is_for_gpus:
+        return listed, f"{sign}; {torch_here}"
+    output, torch_error = answer(sys.executable, "-c", ASK_TORCH, timeout_s=TORCH_S)
+    if torch_error:
+        return listed, f"{sign}; torch: {torch_error}"
+    described = json.loads(output.splitlines()[-1])  # importing torch may print lines before it
     return [
         Platform(build, arch, f"cuda:{index}", name, memory=memory, uuid=uuid)
-        for index, (arch, name, memory, uuid) in enumerate(json.loads(output.splitlines()[-1]))
+        for index, (arch, name, memory, uuid) in enumerate(described)
     ], ""
 
 
 TORCH_S = 120.0
+"""The most seconds that ASK_TORCH may take."""
 ASK_TORCH = """
 import json, os
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -270,16 +313,19 @@ print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torc
 
 
 INSTINCT = read_toml(Path(__file__).with_name("instinct.toml"))
-PARTS = {2: "DPX", 3: "TPX", 4: "QPX"}
+"""Products and dies of AMD's GPUs."""
+PARTITIONS = {2: "DPX", 3: "TPX", 4: "QPX"}
+"""AMD's name of a compute partition, by the number of parts that it makes of a GPU."""
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+"""Has a folder for each GPU, or part of one, and each CPU that AMD's kernel driver (KFD) knows."""
 PCI = Path("/sys/bus/pci/devices")
 
 
-def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
+def _amd(nodes: Path = NODES, pci: Path = PCI) -> list[Platform]:
     """The AMD GPUs that this process may use, with torch's names."""
-    left = visible("rocm", _kfd(root, pci), lambda gpu: gpu.uuid)
-    return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
+    usable = visible("rocm", _kfd(nodes, pci), lambda gpu: gpu.uuid)
+    return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(usable)]
 
 
 def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
@@ -290,33 +336,30 @@ def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
         with contextlib.suppress(OSError):
             lines = (node / "properties").read_text("utf-8").splitlines()
             nodes.append((node, dict(line.split(None, 1) for line in lines)))
-    ids = [facts.get("unique_id") for _, facts in nodes]
+    ids = [properties.get("unique_id") for _, properties in nodes]
     return [
-        _kfd_gpu(node, facts, pci, ids.count(facts.get("unique_id")) == 1)
-        for node, facts in nodes
-        if int(facts.get("gfx_target_version", 0))
+        _kfd_gpu(node, properties, pci, ids.count(properties.get("unique_id")) == 1)
+        for node, properties in nodes
+        if int(properties.get("gfx_target_version", 0))  # a CPU has 0
     ]
 
 
-def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> Platform:
-    """facts: the properties of a node; has_own_id: whether no other node has its unique_id."""
-    version_number = int(facts["gfx_target_version"])
-    major, minor, step = version_number // 10000, version_number // 100 % 100, version_number % 100
-    memory = sum(
-        int(size)
-        for bank in node.glob("mem_banks/*/properties")
-        for size in re.findall(r"size_in_bytes (\d+)", bank.read_text("utf-8"))
-    )
-    # ROCm reports the last-level (Infinity) cache of the package. torch knows only the L2.
-    caches = [
-        int(size) << 10
-        for cache in node.glob("caches/*/properties")
-        if re.search(r"level 3\b", text := cache.read_text("utf-8"))
-        for size in re.findall(r"size (\d+)", text)
-    ]
-    product = INSTINCT["products"].get(f"{int(facts.get('device_id', 0)):x}", "")
-    place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
-    part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
+def _kfd_gpu(node: Path, properties: dict[str, str], pci: Path, has_own_id: bool) -> Platform:
+    """The GPU of a node. has_own_id: whether no other node has its unique_id"""
+    gfx_version = int(properties["gfx_target_version"])  # 90402 for gfx942
+    major, minor, step = gfx_version // 10000, gfx_version // 100 % 100, gfx_version % 100
+    memory = 0
+    for bank in node.glob("mem_banks/*/properties"):
+        memory += sum(map(int, re.findall(r"size_in_bytes (\d+)", bank.read_text("utf-8"))))
+    # ROCm reports the last-level (Infinity) cache of the package, in KiB. torch knows only the L2.
+    last_level = 0
+    for cache in node.glob("caches/*/properties"):
+        text = cache.read_text("utf-8")
+        if re.search(r"level 3\b", text):
+            last_level = max([last_level, *(int(size) << 10 for size in re.findall(r"size (\d+)", text))])
+    product = INSTINCT["products"].get(f"{int(properties.get('device_id', 0)):x}", "")
+    location, domain = int(properties.get("location_id", 0)), int(properties.get("domain", 0))
+    part = _part(pci, domain, location, product, int(properties.get("num_xcc", 0)))
     name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
     if product:
         name = f"AMD Instinct {product}"
@@ -325,43 +368,44 @@ def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> 
     # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older drivers
     # all parts of a GPU have the same one, which ROCr then does not accept. So the PCI address and the number
     # of the node tell these apart.
-    unique = int(facts.get("unique_id", 0))
-    if unique and (has_own_id or not part):
-        uuid = f"GPU-{unique:016x}"
+    unique_id = int(properties.get("unique_id", 0))
+    if unique_id and (has_own_id or not part):
+        uuid = f"GPU-{unique_id:016x}"
     else:
-        uuid = f"pci-{domain:04x}:{place:04x}"
+        uuid = f"pci-{domain:04x}:{location:04x}"
         if part:
             uuid += f"-{node.name}"
     arch = f"gfx{major}{minor:x}{step:x}"
-    return Platform("rocm", arch, name=name, memory=memory, last_level=max(caches, default=0), uuid=uuid)
+    return Platform("rocm", arch, name=name, memory=memory, last_level=last_level, uuid=uuid)
 
 
-def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
+def _part(pci: Path, domain: int, location: int, product: str, dies: int) -> str:
     """The name of a part of a GPU: its compute partition, and its memory partition if known (`CPX/NPS4`).
     Empty for a whole GPU.
 
-    place: the driver's location_id, whose lowest 16 bits are bus, device and function
-    dies:  how many dies the part has
+    location: the driver's location_id, whose lowest 16 bits are bus, device and function
+    dies:     how many accelerator dies (XCC) the part has; 0 if unknown
     """
-    bus = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
-    told = {"compute": "", "memory": ""}
-    for kind in told:
+    address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+    partitions = {"compute": "", "memory": ""}
+    for kind in partitions:
         with contextlib.suppress(OSError):
-            told[kind] = (pci / bus / f"current_{kind}_partition").read_text("utf-8").strip()
-    whole = next((count for name, count in INSTINCT["dies"].items() if product.startswith(name)), 0)
-    if not told["compute"] and 0 < dies < whole:
-        told["compute"] = "CPX" if dies == 1 else PARTS.get(whole // dies, f"{dies} of {whole} XCC")
-    if told["compute"] in ("", "SPX", "UNKNOWN"):
+            partitions[kind] = (pci / address / f"current_{kind}_partition").read_text("utf-8").strip()
+    all_dies = next((count for start, count in INSTINCT["dies"].items() if product.startswith(start)), 0)
+    if not partitions["compute"] and 0 < dies < all_dies:
+        by_count = PARTITIONS.get(all_dies // dies, f"{dies} of {all_dies} XCC")
+        partitions["compute"] = "CPX" if dies == 1 else by_count
+    if partitions["compute"] in ("", "SPX", "UNKNOWN"):  # SPX: one part
         return ""
-    return "/".join(filter(None, told.values()))
+    return "/".join(filter(None, partitions.values()))
 
 
 @functools.cache
 def _cpu() -> Platform:
     info = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
     arch, name, features = _cpu_facts(info, host.machine())
-    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(allowed))
 
 
 def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
@@ -370,11 +414,11 @@ def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
     for line in info.splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())  # of the first CPU, though there may be several kinds
-    features = frozenset((facts.get("flags") or facts.get("Features", "")).split())
+    features = frozenset(facts.get("flags", facts.get("Features", "")).split())  # on x86, on arm64
     arch = machine
     if machine in ("x86_64", "AMD64"):
-        levels = (("amx_bf16", "x86-amx"), ("avx512f", "x86-avx512"), ("avx2", "x86-avx2"))
-        arch = next((arch for flag, arch in levels if flag in features), "x86")
+        best_first = (("amx_bf16", "x86-amx"), ("avx512f", "x86-avx512"), ("avx2", "x86-avx2"))
+        arch = next((arch for flag, arch in best_first if flag in features), "x86")
     # On arm64 Linux names no model, but the implementer (0x41: Arm, 0xc0: Ampere) and the part.
     part = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
     name = facts.get("model name") or (f"{machine} {part}" if part else host.processor() or machine)
@@ -382,20 +426,21 @@ def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
 
 
 def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
-    """Bytes of a GPU's memory that no process holds, or all of them where the driver does not report that; of
-    a CPU `available_memory`. None if unknown."""
+    """Bytes of a GPU's memory that no process holds, or of the whole memory where the driver does not report
+    that. For a CPU it is `available_memory`. None if unknown."""
     if platform.kind == "cpu":
         return available_memory(root)
     free = None
     if platform.kind == "cuda" and platform.here and platform.uuid:
         free = gpus.free_bytes(platform.uuid)
-    amd = platform.kind == "rocm" and platform.here
-    for device in root.glob("sys/class/drm/card*/device") if amd else ():
-        with contextlib.suppress(OSError, ValueError):
-            if f"GPU-{(device / 'unique_id').read_bytes().decode().strip()}" == platform.uuid:
-                used = int((device / "mem_info_vram_used").read_text("utf-8"))
-                free = platform.memory - used
-    return platform.memory or None if free is None else free
+    elif platform.kind == "rocm" and platform.here:
+        for device in root.glob("sys/class/drm/card*/device"):
+            with contextlib.suppress(OSError, ValueError):
+                if f"GPU-{(device / 'unique_id').read_bytes().decode().strip()}" == platform.uuid:
+                    free = platform.memory - int((device / "mem_info_vram_used").read_text("utf-8"))
+    if free is None:
+        free = platform.memory or None
+    return free
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -404,19 +449,24 @@ def available_memory(root: Path = Path("/")) -> int:
     info = root / "proc/meminfo"
     text = info.read_bytes() if info.exists() else b""
     match = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(0, min([free, *(left for folder in _memory_groups(root) for left in _left(folder))]))
+    free = int(match[1]) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for folder in _memory_groups(root):
+        free = min([free, *_left_bytes(folder)])
+    return max(0, free)
 
 
 def _memory_groups(root: Path) -> list[Path]:
-    """The folders of this process's control group for memory, and of the groups around it. For CPU time
-    harness.machine.cpu_threads does the same: workers use that beside kernels of older commits."""
+    """The folders of this process's control group for memory, and of the groups around it.
+
+    harness.machine.cpu_threads finds the groups for CPU time in the same way. It does not call this function,
+    because workers use it beside kernels of older commits.
+    """
     try:
         groups = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         groups = []
     folders: list[Path] = []
-    for group in [*groups, "0::/", "0:memory:/"]:
+    for group in [*groups, "0::/", "0:memory:/"]:  # the last two: the mounts' roots, of versions 2 and 1
         _, controllers, path = group.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -435,30 +485,32 @@ LIMITS = (
 is none; the file of the use; and the entries of memory.stat that are page cache, including inner groups."""
 
 
-def _left(folder: Path) -> Iterator[int]:
+def _left_bytes(folder: Path) -> Iterator[int]:
     """Bytes that a control group's limit leaves; nothing where it has no limit."""
-    for limit, used, cached in LIMITS:
+    for limit_file, use_file, cache_entries in LIMITS:
         with contextlib.suppress(OSError):
-            ceiling = (folder / limit).read_text("utf-8").strip()
-            if not ceiling.isdigit():
+            limit = (folder / limit_file).read_text("utf-8").strip()
+            if not limit.isdigit():
                 continue
-            taken = int((folder / used).read_text("utf-8"))
-            cache = 0
+            used = int((folder / use_file).read_text("utf-8"))
             with contextlib.suppress(OSError):
-                lines = (line.split() for line in (folder / "memory.stat").read_text("utf-8").splitlines())
-                cache = sum(int(size) for name, size in lines if name in cached)
+                for line in (folder / "memory.stat").read_text("utf-8").splitlines():
+                    entry, size = line.split()
+                    if entry in cache_entries:
+                        used -= int(size)
             # The counters are updated in batches, so a use of less than a MiB counts as none.
-            yield int(ceiling) - (max(0, taken - cache) >> 20 << 20)
+            yield int(limit) - (max(0, used) >> 20 << 20)
 
 
 def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
     """Bytes of the last-level caches of these CPUs together: a chip of several dies has one on each die."""
-    caches: dict[tuple[str, str], tuple[int, int]] = {}
-    for index in (index for cpu in cpus for index in root.glob(f"cpu{cpu}/cache/index*")):
-        with contextlib.suppress(OSError):
-            level, kind, size = ((index / of).read_text("utf-8").strip() for of in ("level", "type", "size"))
-            shared = (index / "shared_cpu_list").read_text("utf-8").strip()
-            if kind != "Instruction":
-                caches[level, shared] = (int(level), int(size.removesuffix("K")) << 10)
-    last = max((level for level, _ in caches.values()), default=0)
-    return sum(size for level, size in caches.values() if level == last)
+    caches: dict[tuple[int, str], int] = {}  # (level, the CPUs that share it) -> bytes
+    for cpu in cpus:
+        for folder in root.glob(f"cpu{cpu}/cache/index*"):
+            with contextlib.suppress(OSError):
+                names = ("level", "type", "size", "shared_cpu_list")
+                level, kind, size, sharing = ((folder / name).read_text("utf-8").strip() for name in names)
+                if kind != "Instruction":
+                    caches[int(level), sharing] = int(size.removesuffix("K")) << 10
+    last_level = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last_level)

@@ -1,6 +1,6 @@
-"""The implementations of a plug-in's file, as the process that measures sees them.
+"""The implementations of a plug-in's file, for the process that measures.
 
-What they say of themselves is asked of a process that imports the plug-in. So a plug-in that crashes, or that
+That process does not import the file: it asks another process, which does. So a plug-in that crashes, or that
 imports a GPU library, does not disturb the measuring process. Requests and answers are pickled.
 """
 
@@ -28,34 +28,42 @@ if TYPE_CHECKING:
     import torch
 
 FACTS = (*Implementation.__annotations__, "version")
-"""The attributes of an implementation that are read when the plug-in is imported."""
+"""The attributes of an implementation that the answer to `list` holds."""
 
 
 class PluginError(Exception):
-    """A plug-in that cannot be used; one line for its author."""
+    """A plug-in cannot be used. The text is one line for its author."""
 
 
-def told(error: BaseException, skipped: int = 1) -> str:
-    """An exception in one line, behind the places of a user's own code that it went through, the last one
-    first: `mine.py:14 in prepare: ValueError: ...`; then the same of its cause.
+def describe_error(error: BaseException, skipped: int = 1) -> str:
+    """An exception in one line of at most 600 characters, which begins with the innermost three places in a
+    user's own code, the last one first: `mine.py:14 in prepare: ValueError: ...`. The same of its cause
+    follows.
 
-    skipped: the outermost frames that are left out; the first one is where it was caught"""
+    skipped: how many of the outermost frames are left out; the outermost one is where it was caught
+    """
     from kernels.triton_runtime import NOT_INTERPRETED
 
-    suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
-    others = (*suite, sysconfig.get_path("stdlib"), "<")
     frames = traceback.extract_tb(error.__traceback__)[skipped:]
     cause = error.__cause__
-    if type(error).__name__ == "InterpreterError" and cause:  # of Triton
+    if type(error).__name__ == "InterpreterError" and cause:
+        # Triton's interpreter raises this error from the one in the kernel, whose lines a user looks for.
         frames += traceback.extract_tb(cause.__traceback__)
         cause = None
-    own = [f for f in reversed(frames) if not f.filename.startswith(others) and "-packages" not in f.filename]
     text = _text_of(error)
-    if "0 active drivers" in text:  # of Triton, where there is no GPU
+    if "0 active drivers" in text:  # Triton's words for a machine without a GPU
         text = NOT_INTERPRETED
-    places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])
+    users = [frame for frame in reversed(frames) if _is_users(frame.filename)]
+    places = ", ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in users[:3])
     line = ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
-    return f"{line}, from {told(cause, 0)}"[:600] if cause else line
+    return f"{line}, from {describe_error(cause, 0)}"[:600] if cause else line
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file holds a user's own code: not the suite's, the standard library's or a package's, and not
+    generated (`<string>`)."""
+    suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
+    return not file.startswith((*suite, sysconfig.get_path("stdlib"), "<")) and "-packages" not in file
 
 
 def _text_of(error: BaseException) -> str:
@@ -70,43 +78,44 @@ class PluginProcess:
     """A process that imports one plug-in's file and answers for its implementations."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.asking = threading.Lock()
-        ours, theirs = socket.socketpair()
-        root = str(Path(__file__).parents[1])
-        search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with theirs:
+        self._path = path
+        self._one_at_a_time = threading.Lock()
+        own_socket, its_socket = socket.socketpair()
+        python_path = str(Path(__file__).parents[1])
+        if os.environ.get("PYTHONPATH"):
+            python_path += os.pathsep + os.environ["PYTHONPATH"]
+        with its_socket:
             subprocess.Popen(  # it ends when this process does, as its socket then closes
-                [sys.executable, "-m", __name__, str(path), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", __name__, str(path), str(its_socket.fileno())],
+                pass_fds=[its_socket.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": search},
+                env={**os.environ, "PYTHONPATH": python_path},
                 start_new_session=True,
             )
-        self.connection = Connection(ours.detach())
+        self._connection = Connection(own_socket.detach())
 
     def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
-        """What a method of an implementation returns; the facts of all implementations for `list`. Raises
-        PluginError."""
-        with self.asking:  # several threads ask
+        """Returns what a method of the implementation `name` of `op` returns. The method `list` needs
+        neither: it returns for each implementation its FACTS by name. Raises PluginError."""
+        with self._one_at_a_time:  # several threads ask
             try:
-                self.connection.send((method, op, name, arguments))
-                value, error = self.connection.recv()
+                self._connection.send((method, op, name, arguments))
+                value, error = self._connection.recv()
             except (OSError, EOFError):
-                raise PluginError(f"the process of {self.path} ended while asked for {method}") from None
+                raise PluginError(f"the process of {self._path} ended while asked for {method}") from None
         if error:
             raise PluginError(error)
         return value
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and REPLACED ask its
-    process. Only a worker can prepare it."""
+    """Stands for a plug-in's implementation in a process that does not import the plug-in. It has the same
+    FACTS; its methods of REQUIREMENTS and REPLACED ask the plug-in's process. Only a worker can prepare
+    it."""
 
     name = "plugin"
-    requires = ""
     version = ""
 
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
@@ -120,10 +129,11 @@ class PluginImplementation(Implementation):
 
 
 def main() -> None:
-    """Runs in the plug-in's process: imports the plug-in, then answers until the socket closes."""
+    """Runs in the plug-in's process: answers requests until the socket closes. The first request is `list`,
+    which imports the plug-in."""
     path, connection = Path(sys.argv[1]), Connection(int(sys.argv[2]))
     kernels = importlib.import_module("kernels")
-    known: dict[tuple[str, str], Implementation] = {}
+    by_name: dict[tuple[str, str], Implementation] = {}
     while True:
         try:
             method, op, name, arguments = connection.recv()
@@ -133,22 +143,30 @@ def main() -> None:
         error = ""
         try:
             if method == "list":
-                found = kernels.implementations_of(path)
-                known = {(i.op, i.name): i for i in found}
-                value = [{fact: getattr(i, fact) for fact in FACTS} for i in found]
+                rows = kernels.implementations_of(path)
+                by_name = {(row.op, row.name): row for row in rows}
+                value = [{fact: getattr(row, fact) for fact in FACTS} for row in rows]
             else:
-                implementation = known[op, name]
-                value = getattr(implementation, method)(*arguments)
-                if method in REQUIREMENTS:
-                    value = as_support(value, named(getattr(implementation, method)))
-                if method == "supports" and value.ok:  # where the memory plan would fail, this row alone does
-                    for answer in ("layout", "workspace", "scratch"):
-                        getattr(implementation, answer)(OPS[op].sizes(arguments[0].sizes))
+                value = _answer(by_name[op, name], method, arguments)
         except Exception as caught:
-            error = str(caught) if isinstance(caught, kernels.PluginError) else told(caught)
+            error = str(caught) if isinstance(caught, kernels.PluginError) else describe_error(caught)
             if method in REQUIREMENTS:
                 value, error = Mistaken(False, error), ""
         connection.send((value, error))
+
+
+def _answer(row: Implementation, method: str, arguments: tuple[Any, ...]) -> Any:
+    """What a method of a plug-in's implementation returns."""
+    value = getattr(row, method)(*arguments)
+    if method in REQUIREMENTS:
+        value = as_support(value, named(getattr(row, method)))
+    if method == "supports" and value.ok:
+        # If one of these raises, the caller answers that this row does not support the case. Raised later,
+        # while the memory plan is made, the error would end the whole run.
+        (case, _) = arguments
+        for bytes_of in (row.layout, row.workspace, row.scratch):
+            bytes_of(OPS[row.op].sizes(case.sizes))
+    return value
 
 
 if __name__ == "__main__":

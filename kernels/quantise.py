@@ -24,20 +24,22 @@ CPU_ROWS = 128
 def quantiser(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, scales: Scales = "fp32"
 ) -> Callable[[], None]:
-    """Returns a function that quantises x into q and scale. The result has the bits of quantise_activations.
+    """Returns a function that quantises what x holds when it is called into q and scale. The result has the
+    bits of quantise_activations.
 
-    x:     bf16 [M, K], finite
-    q:     [M, K] in one of kernels.formats.FORMATS; on a GPU, one that the GPU can convert to
-    scale: fp32 [M, ceil(K/128)]
+    x:      bf16 [M, K], finite
+    q:      [M, K] in one of kernels.formats.FORMATS; on a GPU, one that the GPU can convert to
+    scale:  fp32 [M, ceil(K/128)]
+    scales: the kind of scales, as in quantise_activations
 
-    All may have any strides, and are on one device. On a GPU, and on a CPU with TRITON_INTERPRET=1, it is a
-    Triton kernel; else it is torch's operators. Raises ValueError for shapes that do not fit, for a q in
-    another format, and for unknown scales.
+    All three may have any strides, and are on one device. On a GPU, and on a CPU with TRITON_INTERPRET=1, a
+    Triton kernel computes; otherwise torch's operators do. Raises ValueError for shapes that do not fit, for
+    a q in another format, and for unknown scales.
     """
     fmt = fp8_format(str(q.dtype).removeprefix("torch.float8_"))
     blocks = -(-x.shape[1] // BLOCK)
     if q.shape != x.shape or scale.shape != (x.shape[0], blocks):
-        given = ", ".join(f"{name} {list(t.shape)}" for name, t in {"x": x, "q": q, "scale": scale}.items())
+        given = f"x {list(x.shape)}, q {list(q.shape)}, scale {list(scale.shape)}"
         raise ValueError(f"shapes do not fit: {given}; wanted [M, K], [M, K] and [M, ceil(K/{BLOCK})]")
     known_scales(scales)
     if x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
@@ -54,10 +56,12 @@ def _triton(
 
     interpreted = x.device.type == "cpu"
     rows = INTERPRETED_ROWS if interpreted else ROWS
-    # The interpreter reads subnormal bf16 wrongly and truncates to FP8. So torch converts both for it.
-    read, written = (torch.empty(x.shape), torch.empty(x.shape)) if interpreted else (x, q)
-    launch = quantise_kernel[(-(-x.shape[0] // rows), scale.shape[1])]
-    arguments = (read, written, scale, *x.shape, *read.stride(), *written.stride(), *scale.stride())
+    # The interpreter reads subnormal bf16 wrongly and truncates to FP8. So the kernel gets fp32 tensors
+    # there, and torch converts.
+    source, target = (torch.empty(x.shape), torch.empty(x.shape)) if interpreted else (x, q)
+    row_blocks, column_blocks = -(-x.shape[0] // rows), scale.shape[1]
+    launch = quantise_kernel[row_blocks, column_blocks]
+    arguments = (source, target, scale, *x.shape, *source.stride(), *target.stride(), *scale.stride())
     constants = {
         "LARGEST": fmt.max,
         "SMALLEST_SCALE": SMALLEST_SCALE,
@@ -68,10 +72,10 @@ def _triton(
 
     def quantise() -> None:
         if interpreted:
-            read.copy_(x)
+            source.copy_(x)
         launch(*arguments, **constants)
         if interpreted:
-            q.copy_(written)
+            q.copy_(target)
 
     return quantise
 
@@ -83,24 +87,24 @@ def _torch(
 
     columns = x.shape[1]
     rows = min(CPU_ROWS, x.shape[0])
-    # The zeros behind the end of K stay: they change no amax, and stay zeros when they are divided.
+    # Some rows at a time, in fp32 and in whole blocks. The zeros behind the end of K stay: they change no
+    # amax, and stay zeros when they are divided.
     wide = torch.zeros(rows, scale.shape[1], BLOCK)
     largest, smallest = torch.empty(rows, scale.shape[1]), torch.empty(rows, scale.shape[1])
-    parts = [
-        (x_part, q_part, scale_part, wide[:n], wide.flatten(1)[:n, :columns], largest[:n], smallest[:n])
-        for x_part, q_part, scale_part in zip(x.split(rows), q.split(rows), scale.split(rows), strict=True)
-        for n in [len(x_part)]
-    ]
+    parts = list(zip(x.split(rows), q.split(rows), scale.split(rows), strict=True))
 
     def quantise() -> None:
-        for x_part, q_part, scale_part, blocks, values, high, low in parts:
+        for x_part, q_part, scale_part in parts:
+            count = len(x_part)  # the last part may have fewer rows
+            blocks, high, low = wide[:count], largest[:count], smallest[:count]
+            values = wide.flatten(1)[:count, :columns]  # the same memory as `blocks`
             values.copy_(x_part)
             torch.amax(blocks, -1, out=high)
             torch.amin(blocks, -1, out=low)
             torch.maximum(high, low.neg_(), out=high)
-            step = block_scale(high, fmt, scales)
-            scale_part.copy_(step)
-            blocks.div_(step.unsqueeze(-1))
+            block_scales = block_scale(high, fmt, scales)
+            scale_part.copy_(block_scales)
+            blocks.div_(block_scales.unsqueeze(-1))
             q_part.copy_(values)
 
     return quantise

@@ -25,20 +25,23 @@ def quantise_kernel(
 ):
     """A program quantises one block of columns of BLOCK_M rows. Grid: (row blocks, column blocks).
 
-    The result has the bits of kernels.formats. So both divisions must round correctly, which `/` need not do.
+    The result has the bits of kernels.formats. So both divisions must round correctly, which `div_rn` does
+    and `/` need not do.
     """
     row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     block = tl.program_id(1)
     column = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    ok = (row < rows)[:, None] & (column < columns)[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
 
-    value = tl.load(x + row[:, None] * x_row + column[None, :] * x_column, mask=ok, other=0.0).to(tl.float32)
+    x_at = x + row[:, None] * x_row + column[None, :] * x_column
+    value = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
     amax = tl.max(tl.abs(value), axis=1)
-    step = tl.maximum(tl.div_rn(amax, tl.full([BLOCK_M], LARGEST, tl.float32)), SMALLEST_SCALE)
-    if POWER_OF_TWO:
-        step = ((step.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    quotient = tl.div_rn(value, tl.broadcast_to(step[:, None], [BLOCK_M, BLOCK]))
+    block_scale = tl.maximum(tl.div_rn(amax, tl.full([BLOCK_M], LARGEST, tl.float32)), SMALLEST_SCALE)
+    if POWER_OF_TWO:  # rounds up, as block_scale of kernels.formats does
+        bits = (block_scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+        block_scale = bits.to(tl.float32, bitcast=True)
+    quotient = tl.div_rn(value, tl.broadcast_to(block_scale[:, None], [BLOCK_M, BLOCK]))
 
-    tl.store(scale + row * scale_row + block * scale_column, step, mask=row < rows)
+    tl.store(scale + row * scale_row + block * scale_column, block_scale, mask=row < rows)
     q_at = q + row[:, None] * q_row + column[None, :] * q_column
-    tl.store(q_at, quotient.to(q.dtype.element_ty), mask=ok)
+    tl.store(q_at, quotient.to(q.dtype.element_ty), mask=inside)

@@ -14,21 +14,23 @@ class Support:
 
     @staticmethod
     def all_of(*supports: Support) -> Support:
-        """The first that is not ok, or else one that is ok."""
-        return next((s for s in supports if not s.ok), Support(True))
+        """The first that is not ok; one that is ok if all are."""
+        return next((support for support in supports if not support.ok), Support(True))
 
 
 class Mistaken(Support):
-    """What stands for an answer that is no Support."""
+    """Stands for the answer of a function that returned no Support or raised: an error of the row, not of the
+    case."""
 
 
 def need(condition: object, reason: str) -> Support:
+    """Ok if the condition is true, else not ok for this reason."""
     return Support(True) if condition else Support(False, reason)
 
 
 def as_support(answer: object, source: str) -> Support:
-    """What a function answered that should return a Support or a bool; source: its name, for the reason where
-    it returned False or something else."""
+    """The Support that a function means by its answer, which should be a Support or a bool. source: names the
+    function in the reason"""
     if isinstance(answer, Support):
         return answer
     if isinstance(answer, bool):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Triton interprets with numpy, which gets one thread: on small products several threads wait for each other,
-and take three times as long where other processes run."""
+"""Environment variables for Triton's interpreter. It computes with numpy, which gets one thread: on small
+products several threads wait for each other, and take three times as long where other processes run."""
 
 NOT_INTERPRETED = (
     "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported, or take the base "
@@ -30,16 +30,18 @@ NOT_INTERPRETED = (
 )
 
 CPU = Target("cpu", "cpu", 64)
-"""The interpreter. It has no compute units; 64 make kernels that split their work do so."""
+"""The interpreter. It has no compute units, but with 64 kernels that split their work among units do so."""
 
 
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
-    """Triton's options. instruction: rows of AMD's matrix instruction, 0 for other vendors."""
+    """Triton's options of a launch, by its names. instruction: rows of AMD's matrix instruction, 0 for other
+    vendors"""
     common = {"num_warps": warps, "num_stages": stages}
     return {**common, "matrix_instr_nonkdim": instruction} if instruction else common
 
 
 def target_of(device: torch.device) -> Target:
+    """The target that a device of this machine is; CPU for the interpreter."""
     if device.type == "cpu":
         return CPU
     gpu = platforms.of(device)
@@ -60,21 +62,22 @@ def require_interpreter(device: torch.device) -> None:
 
 def interpreter_fits() -> Support:
     """Whether the interpreter works with the installed NumPy. Before Triton 3.7 it uses an array of one value
-    as a number (`__index__` in triton/runtime/interpreter.py), which NumPy refuses since 2.4."""
+    as a number (`__index__` in triton/runtime/interpreter.py). NumPy 2.4 and later refuse that."""
     triton = version("triton") or ""
     numpy = version("numpy") or ""
+    uses_arrays_as_numbers = is_older(triton, "3.7")
     return need(
-        not is_older(triton, "3.7") or is_older(numpy, "2.4"),
+        not uses_arrays_as_numbers or is_older(numpy, "2.4"),
         f"the interpreter of Triton {triton} needs numpy before 2.4, this is {numpy}: "
         "install that, or Triton 3.7 or later",
     )
 
 
 def require_format(fp8: str, target: Target) -> None:
-    """Raises Unsupported where a GPU's matrix instructions take another FP8 format."""
-    taken = native(target.arch)
-    if target.kind != "cpu" and fp8 != taken:
-        raise Unsupported(f"products of {fp8} need another GPU; {target.arch} takes {taken}")
+    """Raises Unsupported where a GPU's matrix instructions take another FP8 format than this one."""
+    native_format = native(target.arch)
+    if target.kind != "cpu" and fp8 != native_format:
+        raise Unsupported(f"products of {fp8} need another GPU; {target.arch} takes {native_format}")
 
 
 class TritonImplementation(Implementation):
@@ -98,7 +101,7 @@ class ConfiguredPrepared(Prepared):
 
     choice: Choice
     launches: Sequence[Call]
-    """What a call does, in order, to write `written`."""
+    """The kernels that a call launches, in order. Together they write `written`."""
 
     def __init__(
         self, operands: Operands, out: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None
@@ -106,19 +109,19 @@ class ConfiguredPrepared(Prepared):
         super().__init__(operands, out, inputs=inputs)
         self.interpreted = out.device.type == "cpu"
         self.written = self.rounded_later(out)
-        """What the kernels write: `out`, or what is rounded to it."""
+        """The tensor that the kernels write: `out`, or one from which `call` rounds `out`."""
 
     def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor that a kernel writes, from which `narrow` is rounded after the call.
+        """Returns the tensor that a kernel has to write in place of `narrow`.
 
-        It is `narrow` itself on a GPU. In the interpreter it is an fp32 tensor of the same shape, because the
-        interpreter truncates to a narrow dtype where it should round.
+        On a GPU it is `narrow` itself. The interpreter truncates to a narrow dtype where it should round, so
+        there it is an fp32 tensor of the same shape, from which the caller rounds to `narrow` afterwards.
         """
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
 
     def readable(self, codes: torch.Tensor) -> torch.Tensor:
-        """Returns FP8 operands as the kernel reads them. The interpreter has no e4m3fnuz, so that it gets a
-        view of such operands as uint8."""
+        """Returns FP8 operands as the kernel reads them: in the interpreter, which has no e4m3fnuz, a view of
+        such operands as uint8 (see kernels.fp8_jit.widen)."""
         if self.interpreted and codes.dtype == torch.float8_e4m3fnuz:
             return codes.view(torch.uint8)
         return codes
@@ -140,7 +143,7 @@ class SuiteTriton(TritonImplementation, Tunable):
     """A Triton kernel of the suite. It can tell what it would launch on any target."""
 
     older_instructions: ClassVar[Mapping[str, str]] = {}
-    """Kernels whose tiles have too few rows for wgmma and tcgen05, and why mma.sync is good enough."""
+    """For each kernel whose tiles have too few rows for wgmma and tcgen05: why mma.sync is good enough."""
 
     def prepare(self, operands: Operands, out: torch.Tensor) -> Prepared:
         assert out is not None

@@ -1,8 +1,9 @@
 """Configurations of a kernel: which ones there are, and which one is used for a case.
 
-Choices are data, in files `<device>/<implementation>.json`: in `tuned` beside this file, and before it in the
-folder that KERNEL_BENCH_TUNED names. `python -m harness tune` stores what it measured on a device. Choices in
-a folder that is named after an architecture were only compiled, on a machine without that GPU.
+A stored choice says which configuration a case gets. Choices lie in files `<device>/<implementation>.json` of
+two folders: the one that KERNEL_BENCH_TUNED names, which comes first, and `tuned` beside this file.
+`python -m harness tune` stores what it measured on a device. Choices in a folder that is named after an
+architecture were only compiled, on a machine without that GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 TUNED = Path(__file__).parent / "tuned"
 OWN = "KERNEL_BENCH_TUNED"
+"""The environment variable that names the user's own folder of stored choices."""
 
 Own = TypeVar("Own", bound="Tunable")
 T = TypeVar("T")
@@ -40,16 +42,17 @@ class Target:
     """A device for which a configuration is chosen or looked up. This machine need not have it."""
 
     kind: str
+    """The kind of platform: `cuda`, `rocm` or `cpu`."""
     arch: str
     units: int
-    """Compute units (CUs, SMs)."""
+    """How many compute units (CUs, SMs) it has."""
     device: str = ""
     """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`; empty for any device of the
     architecture."""
     shared: float = math.inf
-    """The most bytes of shared memory that a program may take, if that is known."""
+    """The most bytes of shared memory that a program may take; infinite if unknown."""
     triton: str = ""
-    """The version of Triton that an engine uses there, if that is known."""
+    """The version of Triton that an engine uses there; empty if unknown."""
 
     def pick(self, choices: Mapping[str, T]) -> T:
         """Picks from choices by architecture or kind. The architecture comes first."""
@@ -58,10 +61,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration and where it comes from."""
+    """The configuration that a case gets."""
 
     config: DataclassInstance
     origin: str
+    """Says where it comes from, for the record."""
 
 
 class Tunable(Implementation):
@@ -69,17 +73,19 @@ class Tunable(Implementation):
 
     Config: ClassVar[type[DataclassInstance]]
     """A frozen dataclass of integers, strings and booleans: the constants for which its kernels are
-    specialised, and Triton's options. It does not depend on the sizes. A value of None is left out."""
+    specialised, and Triton's options. None of them depends on the sizes. One that is None is left out."""
     forced: DataclassInstance | None = None
-    """The configuration to use in place of a stored one."""
+    """The configuration to use instead of a stored one; None: the stored one."""
 
     @abstractmethod
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterable[DataclassInstance]:
-        """All configurations that are right at these sizes and may be the fastest; one of those that differ
-        only in what has no effect there. Whether it fits the device is found by compiling it."""
+        """All configurations that compute the right output at these sizes and may be the fastest. Of several
+        that differ only in options without effect at these sizes it gives one. A configuration may still not
+        fit the device: compiling tells."""
 
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
-        """The configuration to use where no stored one of a target of the kind is right at these sizes."""
+        """The configuration to use where no choice is stored that is right at these sizes: by default the
+        first one."""
         return next(iter(self.configurations(target, sizes)))
 
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
@@ -97,23 +103,25 @@ class Tunable(Implementation):
         Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        if stored := self.stored(target, sizes):
-            return stored[0]
+        nearest_first = self.stored(target, sizes)
+        if nearest_first:
+            return nearest_first[0]
         by_rule = f"by rule: none of the stored fits {target.arch} here"
         return Choice(self.heuristic(target, sizes), by_rule)
 
     def stored(self, target: Target, sizes: DataclassInstance) -> list[Choice]:
-        """The stored choices for targets of this kind that are right at these sizes, the nearest first.
-        Raises StoredError."""
+        """The stored choices for targets of this kind whose configurations are right at these sizes, the
+        nearest first (see `StoredChoice.distance_to`). Raises StoredError."""
         choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
+        if not choices:
+            return []
         features = self.features(sizes)
-        choices.sort(key=lambda choice: choice.away(features, target))
-        right = self.configurations(target, sizes) if choices else ()
-        allowed = {words(config): config for config in right}
+        choices.sort(key=lambda choice: choice.distance_to(features, target))
+        right = {words(config): config for config in self.configurations(target, sizes)}
         return [
-            Choice(allowed[choice.config], choice.origin(features, target))
+            Choice(right[choice.config], choice.origin(features, target))
             for choice in choices
-            if choice.config in allowed
+            if choice.config in right
         ]
 
 
@@ -123,14 +131,15 @@ def values(config: DataclassInstance) -> dict[str, Any]:
 
 
 def words(config: DataclassInstance) -> str:
-    """Text such as `rows=64 warps=4`."""
+    """A configuration as text, such as `rows=64 warps=4`."""
     return text_of(values(config))
 
 
 OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
 """What is added to the distance of a choice that was measured on another device of the architecture, was only
-compiled, or was made for another architecture. So one that was measured on this device comes before one that
-was compiled for exactly these sizes, if its sizes together are within a factor of four."""
+compiled, or was made for another architecture. `distance` is a base 2 logarithm. So a choice that was
+measured on this device, at sizes that differ by less than a factor of 2^2, comes before one that was compiled
+for exactly these sizes."""
 
 
 @dataclass(frozen=True)
@@ -142,33 +151,38 @@ class StoredChoice:
     device: str
     """The device on which it was measured; empty on a CPU, and if it was only compiled."""
     measured: bool
+    """False if it was only compiled."""
     case: str
+    """The text of the case for which it was made."""
     features: Mapping[str, float | str]
+    """`Tunable.features` of that case."""
     config: str
     """The configuration as `words` writes it."""
 
-    def away(self, features: Mapping[str, float | str], target: Target) -> float:
-        """The distance of its case from another one, and of its device from the target."""
-        away = distance(features, self.features)
+    def distance_to(self, features: Mapping[str, float | str], target: Target) -> float:
+        """How far it is from a case with these features on the target: the `distance` of the cases, and that
+        of the devices."""
+        total = distance(features, self.features)
         if self.arch != target.arch:
-            away += OTHER_ARCH
+            total += OTHER_ARCH
         if not self.measured:
-            away += NOT_MEASURED
+            total += NOT_MEASURED
         elif self.device != target.device:
-            away += OTHER_DEVICE
-        return away
+            total += OTHER_DEVICE
+        return total
 
     def origin(self, features: Mapping[str, float | str], target: Target) -> str:
-        """Says where it comes from, for the record."""
-        where = self.device or self.arch
-        how = f"measured on {where}" if self.measured else f"compiled for {where}, not measured"
-        other = "" if self.arch == target.arch else f", for want of any for {target.arch}"
-        at = "for this case" if self.features == features else f"for the nearest case, {self.case}"
-        return f"{how}, {at}{other}"
+        """Says where it comes from, for the record of a case with these features."""
+        place = self.device or self.arch
+        how = f"measured on {place}" if self.measured else f"compiled for {place}, not measured"
+        which = "for this case" if self.features == features else f"for the nearest case, {self.case}"
+        other_arch = "" if self.arch == target.arch else f", for want of any for {target.arch}"
+        return f"{how}, {which}{other_arch}"
 
 
 def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> float:
-    """The sum of the factors between the numbers of two cases, as log2, and of 4 for each other string."""
+    """How much two cases differ in their features: the sum of |log2| of the ratios of their numbers, each
+    plus 1, and of 4 for each string that is not the same."""
     total = 0.0
     for name in a.keys() | b.keys():
         first, second = a.get(name), b.get(name)
@@ -181,28 +195,34 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
     return total
 
 
-def own_folder(named: str) -> Path:
-    """The folder that KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist."""
-    if not Path(named).is_dir():
-        raise StoredError(f"{OWN} names {named}, which is not a folder")
-    return Path(named)
+def own_folder(setting: str) -> Path:
+    """The folder that KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist.
+
+    setting: the value of the variable
+    """
+    if not Path(setting).is_dir():
+        raise StoredError(f"{OWN} names {setting}, which is not a folder")
+    return Path(setting)
 
 
 @functools.cache
 def stored_choices(implementation: str) -> list[StoredChoice]:
     """All stored choices for an implementation, those of the user's own folder first. Raises StoredError."""
     own = os.environ.get(OWN)
-    folders = [own_folder(own), TUNED] if own else [TUNED]
-    paths = [path for folder in folders for path in sorted(folder.glob(f"*/{implementation}.json"))]
-    return [choice for path in paths for choice in _read(path)]
+    choices: list[StoredChoice] = []
+    for folder in [own_folder(own), TUNED] if own else [TUNED]:
+        for path in sorted(folder.glob(f"*/{implementation}.json")):
+            choices += _read(path)
+    return choices
 
 
 def _read(path: Path) -> Iterator[StoredChoice]:
+    """The choices of a file. Raises StoredError."""
     try:
         file = json.loads(path.read_bytes())
-        place = (file["kind"], file["arch"], file["device"], file["measured"])
+        of_all = (file["kind"], file["arch"], file["device"], file["measured"])
         for choice in file["choices"]:
-            yield StoredChoice(*place, choice["case"], dict(choice["features"]), text_of(choice["config"]))
+            yield StoredChoice(*of_all, choice["case"], dict(choice["features"]), text_of(choice["config"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"lacks {error}" if isinstance(error, KeyError) else error
         raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

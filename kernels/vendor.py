@@ -29,21 +29,21 @@ SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 class Vendor(Implementation):
     """A kernel of a library."""
 
-    # Platforms that it runs on: NVIDIA's, unless a library says others.
+    # The kinds of platforms that it runs on.
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
-    # Architectures that it is built for; empty: all of those platforms.
+    # Architectures that it is built for; empty: all of these platforms.
     archs: ClassVar[tuple[str, ...]] = ()
-    # Sets of instructions that a CPU must have.
+    # Instruction sets that a CPU must have.
     instructions: ClassVar[tuple[str, ...]] = ()
     # Further modules that it needs, beside torch and the library.
     also: ClassVar[Sequence[str]] = ()
-    # It takes FP8 in either format; others take that of the architecture's matrix instructions.
+    # Whether it takes either FP8 format. Otherwise it takes that of the architecture's matrix instructions.
     any_fp8: ClassVar[bool] = False
-    # What it takes of its library: symbols, or tuples of which one must exist. `doctor --bind` checks these.
+    # What it uses of its library: symbols, or tuples of which one must exist. `doctor --bind` checks these.
     symbols: ClassVar[Sequence[Taken]] = ()
-    # The library's first version that has them; empty: any.
+    # The library's first version that has these symbols; empty: any.
     since: ClassVar[str] = ""
-    # The first versions of other libraries that it takes something of, by the library's name.
+    # The first versions of other libraries of which it uses something, by the library's name.
     others_since: ClassVar[Mapping[str, str]] = {}
 
     def available(self, platform: Platform) -> Support:
@@ -63,30 +63,31 @@ class Vendor(Implementation):
 
     @property
     def first_versions(self) -> dict[str, str]:
-        """Library -> its first version that has what this row takes; empty: any."""
+        """By library, its first version that has what this row uses; empty: any."""
         return {self.library or self.provider: self.since, **self.others_since}
 
     def recent(self, platform: Platform) -> Support:
-        """Whether the installed versions of its libraries, where they are known, have what this row takes. A
-        version that cannot be read counts as later."""
+        """Whether the installed versions of its libraries have what this row uses. A version that is unknown
+        or cannot be read counts as recent."""
         for library, first in self.first_versions.items():
             if platform.here and is_older(version(library) or "", first):
                 return Support(False, f"needs {library} {first} or later; this is {version(library)}")
         return Support(True)
 
     def supports(self, case: Case, platform: Platform) -> Support:
-        wanted = native(platform.arch)
-        given = case.sizes.get("fp8", wanted)  # a case without FP8 operands names no format
+        native_format = native(platform.arch)
+        case_format = case.sizes.get("fp8", native_format)  # a case without FP8 operands names no format
+        takes_format = self.any_fp8 or case_format == native_format
         defects = known_defects(self, OPS[self.op].sizes(case.sizes), platform.arch)
         return Support.all_of(
             super().supports(case, platform),
-            need(self.any_fp8 or given == wanted, f"{platform.arch} takes {wanted}, not {given}"),
+            need(takes_format, f"{platform.arch} takes {native_format}, not {case_format}"),
             *(Support(False, str(defect)) for defect in defects if defect.refuse),
         )
 
 
 def is_older(version: str, first: str) -> bool:
-    """False where one of them cannot be read."""
+    """Whether a version is older than the version `first`. False where one of them cannot be read."""
     try:
         return Version(version) < Version(first)
     except InvalidVersion:
@@ -94,22 +95,23 @@ def is_older(version: str, first: str) -> bool:
 
 
 def releases_read(library: str) -> list[str]:
-    """The newest releases of a library in whose source the rows' calls were read: one for each series of
-    versions."""
+    """The releases of a library whose source was read when the rows' calls were written: the newest one of
+    each series of versions."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest of `releases_read`, where this version is newer; else `""`."""
+    """The newest release of the version's series that was read, where the version is newer than that. Empty
+    otherwise, and where the version cannot be read."""
     try:
         installed = Version(version)
     except InvalidVersion:
         return ""
     releases = [Version(release) for release in releases_read(library)]
     # A release of a later major version belongs to another series.
-    comparable = [release for release in releases if release.major <= installed.major]
-    if comparable and Version(installed.public) > max(comparable):
-        return str(max(comparable))
+    same_series = [release for release in releases if release.major <= installed.major]
+    if same_series and Version(installed.public) > max(same_series):
+        return str(max(same_series))
     return ""
 
 
@@ -134,11 +136,12 @@ class Cudnn(Vendor):
 
 
 class DeepGemm(Vendor):
-    """It compiles for sm_103 as for sm_100 (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch).
+    """DeepGEMM. It compiles for sm_103 as for sm_100 (csrc/jit/device_runtime.hpp of version 2.6.1,
+    get_arch).
 
-    Each sgl-deep-gemm is built for one torch, which its metadata does not name. Under torch 2.11.0+cu130
-    0.1.4.post1 loads; 0.2.3.post2 and 0.2.5 do not, for a symbol of a later torch. SGLang 0.5.23 requires
-    0.2.3.post2 with torch 2.14.1."""
+    Each release of the wheel sgl-deep-gemm is built for one version of torch, which its metadata does not
+    name. Under torch 2.11.0+cu130, 0.1.4.post1 loads; 0.2.3.post2 and 0.2.5 do not, as they need a symbol of
+    a later torch. SGLang 0.5.23 requires 0.2.3.post2 with torch 2.14.1."""
 
     runtime = "deep_gemm"
     library = "deep_gemm"
@@ -149,7 +152,8 @@ class DeepGemm(Vendor):
 
 
 def takes_scales(case: Case, platform: Platform) -> Support:
-    """Whether DeepGEMM's products take the case's kind of block scales: on Blackwell only powers of two."""
+    """Whether DeepGEMM's products take the case's kind of block scales. On Blackwell they take only powers of
+    two, elsewhere both kinds."""
     scales = case.sizes.get("scales", "ue8m0")
     return need(
         native_scales(platform.arch) in ("fp32", scales),
@@ -158,7 +162,7 @@ def takes_scales(case: Case, platform: Platform) -> Support:
 
 
 class FlashAttention(Vendor):
-    """Each generation is a package of its own; the calls of all allocate their output."""
+    """FlashAttention. Each generation is a package of its own. The calls of all allocate their output."""
 
     runtime = "flash_attn"
     allocates = True
@@ -195,8 +199,8 @@ class Sglang(Vendor):
 
 
 def extend_attention(when: str = "") -> Function:
-    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal. On ROCm
-    the lengths make a grid without idle programs."""
+    """SGLang's kernel for several query tokens of a sequence. Versions without `is_causal` are always causal.
+    On ROCm `extend_seq_lens_cpu` makes a grid without idle programs. when: as for `Function`"""
     return Function(
         *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
         needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices "
@@ -225,7 +229,7 @@ class TileLang(Vendor):
 
     # Compiles a program into a kernel.
     COMPILE = Function("tilelang.compile", "tilelang.jit.compile", needs="func")
-    # The call of a kernel; each kernel says how many positional arguments it has.
+    # The places of a kernel's call. Each row makes a Function of them with its kernel's number of arguments.
     CALL = ("tilelang.jit.kernel.JITKernel.__call__", "tilelang.JITKernel.__call__")
 
     symbols: ClassVar[Sequence[Taken]] = (
@@ -246,9 +250,12 @@ class TileLang(Vendor):
     @staticmethod
     @functools.cache
     def compiled(module: str, source: str, *constants: Hashable) -> VendorFunction:
-        """The kernel that a function `source` of a module of TileLang programs describes for these constants.
-        Raises Unsupported and BindingError."""
-        TileLang.COMPILE.at()  # tells what is missing before the module imports TileLang
+        """Compiles a TileLang program into a kernel. Raises Unsupported or BindingError.
+
+        module:    the dotted name of a module of TileLang programs
+        source:    the name of a function in it, which returns the program for these constants
+        """
+        TileLang.COMPILE.at()  # raises where TileLang is missing, before the module imports it
         program = getattr(importlib.import_module(module), source)(*constants)
         return TileLang.COMPILE.bind(func=program)()
 
@@ -285,19 +292,22 @@ dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use the instruction set `isa`; `""` is none. oneDNN
-    takes values in upper or lower case, reads the older name where the newer is not set, and ignores unknown
-    values."""
+    """Whether this process's environment lets oneDNN use an instruction set. isa: one of ONEDNN_ISAS; empty:
+    none is needed
+
+    oneDNN takes values in upper or lower case, reads the older variable, DNNL_MAX_CPU_ISA, where the newer
+    one is not set, and ignores unknown values.
+    """
     if not isa:
         return Support(True)
     too_low = ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]
-    name = "ONEDNN_MAX_CPU_ISA" if os.environ.get("ONEDNN_MAX_CPU_ISA") else "DNNL_MAX_CPU_ISA"
-    most = os.environ.get(name, "").upper()
-    return need(most not in too_low, f"oneDNN needs {isa} for it, and {name}={most} forbids that")
+    variable = "ONEDNN_MAX_CPU_ISA" if os.environ.get("ONEDNN_MAX_CPU_ISA") else "DNNL_MAX_CPU_ISA"
+    limit = os.environ.get(variable, "").upper()
+    return need(limit not in too_low, f"oneDNN needs {isa} for it, and {variable}={limit} forbids that")
 
 
 def vllm_operator(name: str, positions: int) -> Operator:
-    """An operator of vLLM's compiled part."""
+    """An operator of vLLM's compiled module. positions: how many arguments it takes"""
     return Operator(f"vllm._C.{name}", positions, loader="vllm._custom_ops")
 
 
@@ -306,12 +316,12 @@ class VllmCpu(Vllm):
 
     requires = "vLLM's CPU build, AVX-512 with bf16 (AMX tiles where the CPU has them)"
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
-    # vLLM loads another build where AVX-512 has no bf16: it lacks most of these kernels, truncates to bf16 in
-    # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
+    # On a CPU without bf16 in AVX-512 vLLM loads another build. That lacks most of these kernels, truncates
+    # to bf16 in the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
     instructions = ("avx512_bf16",)
     also = ()
-    # What oneDNN must be allowed to use: else it throws in this kernel's threads, which ends the process.
-    # Empty: the kernel does not call it.
+    # The instruction set that oneDNN must be allowed to use; empty: the kernel does not call oneDNN. Without
+    # it oneDNN throws in this kernel's threads, which ends the process.
     onednn_isa: ClassVar[str] = ""
 
     # Each of vLLM's builds for CPUs has at least one of these operators.
@@ -324,7 +334,8 @@ class VllmCpu(Vllm):
         return support
 
     def require(self) -> None:
-        # `available` asks too, in another process: a flag under test is set in this one alone.
+        # `available` asks the same in another process. A variable that is under test is set in this one
+        # alone.
         allowed = onednn_may_use(self.onednn_isa)
         if not allowed.ok:
             raise Unsupported(allowed.reason)

@@ -1,5 +1,5 @@
-"""A campaign from its steps to its archive: all steps on a pool's devices, within a budget of wall-clock. The
-archive is one zip file to carry home, which every command reads as the folder that it was."""
+"""A campaign from its steps to its archive: all steps on a pool's devices, within a budget of wall-clock
+time. The archive is one zip file to carry home, which every command reads as the folder that it was."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
-"""Seconds of the budget that are kept for agents to end and for the archive, or this part of it if longer."""
+"""Seconds of the budget that are kept for the end of agents and for the archive, or this part of the budget
+if that is longer."""
 MOST_BYTES = 16_000_000  # the most bytes of an archive
 BESIDE = (FILE, "tuned", "decision")  # what is archived beside the folders of steps
 LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
@@ -73,7 +74,7 @@ class CampaignRequest:
 class CommandDone:
     code: int | None  # the exit code; None where it was killed
     output: str  # the end of what it printed
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes]  # path within `{out}` -> content
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,10 @@ class CommandOrder:
             out.mkdir()
             words = [argument.replace("{out}", str(out)) for argument in self.arguments]
             process = subprocess.Popen(
-                [sys.executable, "-c", RUN, *words],
-                cwd=ROOT,
-                env=os.environ | _environment(agent),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
+                [sys.executable, "-c", RUN, *words], cwd=ROOT, env=os.environ | _environment(agent),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+                errors="replace", start_new_session=True,
+            )  # fmt: skip
             try:
                 printed, _ = process.communicate(timeout=self.deadline_s)
                 code: int | None = process.returncode
@@ -113,22 +108,22 @@ class CommandOrder:
                     raise
                 printed, _ = process.communicate()
                 code = None
-            made = {file.relative_to(out).as_posix(): file for file in sorted(out.rglob("*"))}
-            content = {name: file.read_bytes() for name, file in made.items() if file.is_file()}
-        return CommandDone(code, printed[-LAST_CHARACTERS:], content)
+            written = [path for path in sorted(out.rglob("*")) if path.is_file()]
+            contents = {path.relative_to(out).as_posix(): path.read_bytes() for path in written}
+        return CommandDone(code, printed[-LAST_CHARACTERS:], contents)
 
 
 def _environment(agent: Agent) -> dict[str, str]:
     """Variables with which a command uses the agent's number of threads and sees its device alone. They
     cannot name a GPU without a uuid that begins with GPU- or MIG-: there the command may see all GPUs."""
-    platform, asked = agent.platform, agent.device.threads
-    threads = {"OMP_NUM_THREADS": str(asked)} if asked else {}
+    platform, threads = agent.platform, agent.device.threads
+    variables = {"OMP_NUM_THREADS": str(threads)} if threads else {}
     if platform.kind == "cpu":
-        return threads | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
-    if not platform.uuid.startswith(("GPU-", "MIG-")):
-        return threads
-    name = "CUDA_VISIBLE_DEVICES" if platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
-    return threads | {name: platform.uuid}
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    elif platform.uuid.startswith(("GPU-", "MIG-")):
+        name = "CUDA_VISIBLE_DEVICES" if platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
+        variables[name] = platform.uuid
+    return variables
 
 
 @dataclass
@@ -137,8 +132,8 @@ class CommandJob(Job):
     files are in its folder, `done.json` the last of them."""
 
     folder: Path
-    arguments: Sequence[str]  # `{out}` among them stands for the folder
-    wall_s: float  # expected; it is killed after twice as long
+    arguments: Sequence[str]  # `{out}` among them stands for a folder whose files come into this one
+    wall_s: float  # the expected seconds; the command is killed after twice as many
     on_done: Callable[[int | None, str], None]  # is told the exit code and the end of the output
     cases = 1
 
@@ -157,29 +152,23 @@ class CommandJob(Job):
 
     @property
     def statuses(self) -> dict[str, int]:
-        """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
-        if not self.done:
-            return {}
-        code = json.loads(self.file.read_bytes())["code"]
+        """`ok`, or `error` for a command that failed; empty for one for which nothing could run here."""
+        code = json.loads(self.file.read_bytes())["code"] if self.done else NOTHING_RAN
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
 
     def order(self, task: Task, left_s: float) -> CommandOrder:
         return CommandOrder(self.arguments, min(left_s, 2 * self.wall_s))
 
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
-        facts: JsonObject = {
-            "arguments": list(self.arguments),
-            "code": result.code,
-            "seconds": round(wall_s, 1),
-            "device": by.used.name,
-            "provenance": by.facts.provenance,
-            "output": result.output,
-        }
-        written = dict(result.files)
-        # A killed command (None) is not done: --resume with a longer budget gives it more time.
+        contents = dict(result.files)
+        # A killed command has no code and is not done: --resume with a longer budget gives it more time.
         if result.code is not None:
-            written[self.file.name] = (json.dumps(facts, indent=1) + "\n").encode()
-        for name, content in written.items():
+            facts: JsonObject = {
+                "arguments": list(self.arguments), "code": result.code, "seconds": round(wall_s, 1),
+                "device": by.used.name, "provenance": by.facts.provenance, "output": result.output,
+            }  # fmt: skip
+            contents[self.file.name] = (json.dumps(facts, indent=1) + "\n").encode()
+        for name, content in contents.items():
             with files.explained(f"cannot write to {self.folder / name}", error=JournalFull):
                 files.replace(self.folder / name, content)
         self.on_done(result.code, result.output)
@@ -189,7 +178,7 @@ class CommandJob(Job):
 @dataclass(frozen=True)
 class Archive:
     file: Path
-    size: int
+    size: int  # bytes
     left_out: Sequence[str]  # steps whose files would make it too large, the least valuable first
 
 
@@ -219,19 +208,19 @@ class CampaignDisplay(RaceDisplay, Protocol):
 
 
 @dataclass(frozen=True)
-class Steps:
+class JobMaker:
     types: Mapping[str, Sequence[Opened]]  # the devices by type
     calibrations: Sequence[Calibration]  # of the devices, as far as they are known
     budget_s: float
     read: ReadStep
     folder: Path
-    alone: bool  # there is one type of devices, so that folders need not tell it
+    has_one_type: bool  # of devices, so that folders need not tell the type
     display: CampaignDisplay
 
     def jobs(self, step: Step, name: str, type: str) -> Iterator[RunJob | CommandJob]:
-        """The jobs of a step on a type of devices. Raises HarnessError where there is none."""
+        """The jobs of a step on a type of devices. Raises HarnessError where there are none."""
         device = self.types[type][0]
-        folder = (self.folder if self.alone else self.folder / type) / step.name
+        folder = (self.folder if self.has_one_type else self.folder / type) / step.name
         request = self.read(step)
         if request is None:
             words, wall_s = step.whole_command(self.budget_s), step.wall_s(self.budget_s)
@@ -240,11 +229,10 @@ class Steps:
         elif isinstance(request, TuneRequest):
             request = replace(request, tuned=str(self.folder / "tuned"))
             for implementation in implementations_here(request, device.facts.platform):
-                where = folder.with_name(f"{folder.name}-{implementation.name}")
-                into = _into(request, where)
-                cases, _ = begin_race(implementation, into, device.facts, device.target, self.display)
-                of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, cases, 0, self.calibrations)
+                race = _into(request, folder.with_name(f"{folder.name}-{implementation.name}"))
+                cases, _ = begin_race(implementation, race, device.facts, device.target, self.display)
+                race_name = f"{name}: {implementation.name}"
+                yield RunJob(race_name, type, step.rank, cases, 0, self.calibrations)
         else:
             run = _into(request(device.facts.platform), folder)
             journal, plan = begin_run(run, device, self.display.log)
@@ -257,42 +245,35 @@ def _into(request: AnyRequest, folder: Path) -> AnyRequest:
     that decide a plan then get their defaults, because --resume takes the plan from the folder."""
     if not (folder / "run.json").exists():
         return replace(request, out=str(folder))
-    planned: dict[str, Any] = {each.name: each.default for each in fields(request) if each.name in PLANNING}
-    return replace(request, **planned, resume=str(folder), retry=True)
+    planning = [option for option in fields(request) if option.name in PLANNING]
+    defaults: dict[str, Any] = {option.name: option.default for option in planning}
+    return replace(request, **defaults, resume=str(folder), retry=True)
 
 
 def run_campaign(
-    pool: Pool,
-    request: CampaignRequest,
-    folder: Path,
-    began: float,
-    read: ReadStep,
-    display: CampaignDisplay,
-    conclude: Callable[[Path, Sequence[Path]], None] = lambda folder, runs: None,
-) -> int:
+    pool: Pool, request: CampaignRequest, folder: Path, began: float, read: ReadStep,
+    display: CampaignDisplay, conclude: Callable[[Path, Sequence[Path]], None] = lambda folder, runs: None,
+) -> int:  # fmt: skip
     """Returns the exit code; raises HarnessError.
 
-    began:    when the command did, by time.monotonic()
-    conclude: what the campaign's runs of one type of devices say together; it may write into their folder,
-              which may hold runs of other commands too
+    began:    when the command began, by time.monotonic()
+    conclude: is called for each type of devices with its folder and the campaign's runs there, and may write
+              into the folder. That may hold runs of other commands, too
     """
     resumed = _resumed_steps(folder) if request.resume else None
     if not resumed and (folder / FILE).exists():
         raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
     budget_s = request.budget_s
     driver = Driver(
-        pool,
-        display.log,
-        on_begin=lambda task, device: display.task(task, device, driver),
-        ends=began + budget_s - max(END_S, END_SHARE * budget_s),
-        threads=request.threads,
+        pool, display.log, on_begin=lambda task, device: display.task(task, device, driver),
+        ends=began + budget_s - max(END_S, END_SHARE * budget_s), threads=request.threads,
         go_on=f"--resume {folder} measures the rest",
-    )
+    )  # fmt: skip
     with driver:
         types = driver.open()
         kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
-        steps, alone = resumed or _new_steps(folder, request.file, kinds)
-        if alone and len(kinds) > 1:
+        steps, has_one_type = resumed or _new_steps(folder, request.file, kinds)
+        if has_one_type and len(kinds) > 1:
             choices = " or ".join(sorted(kinds))
             raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
         for step in steps:
@@ -302,8 +283,8 @@ def run_campaign(
                 display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
         for type, devices in types.items():
             driver.add(calibration_jobs(driver, type, devices))
-        make = Steps(types, driver.calibrations, budget_s, read, folder, alone, display).jobs
-        jobs = list(jobs_of(steps, kinds, alone, make, display.log))
+        maker = JobMaker(types, driver.calibrations, budget_s, read, folder, has_one_type, display)
+        jobs = list(jobs_of(steps, kinds, has_one_type, maker.jobs, display.log))
         driver.add(jobs)
         display.begin(driver, {type: len(devices) for type, devices in types.items()})
         driver.run()
@@ -314,7 +295,7 @@ def run_campaign(
         elif isinstance(job, RunJob):
             job.run.journal.remove()
     for type, of_type in runs.items():
-        conclude(folder if alone else folder / type, of_type)
+        conclude(folder if has_one_type else folder / type, of_type)
     archive = pack(folder, [step.name for step in steps])
     wall_s = time.monotonic() - began
     display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))
@@ -325,29 +306,29 @@ def run_campaign(
 
 
 def _new_steps(folder: Path, file: str | None, kinds: Mapping[str, str]) -> tuple[Sequence[Step], bool]:
-    """The steps of a new campaign, which are written to its folder, and whether its devices are of one type.
-    Raises UsageError. kinds: of platform, by type of devices"""
-    steps, alone = steps_of(file, kinds.values()), len(kinds) == 1
-    content = {"schema_version": 1, "steps": [asdict(step) for step in steps], "alone": alone}
+    """Writes the steps of a new campaign to its folder. Returns them, and whether the devices are of one
+    type. Raises UsageError. kinds: type of devices -> kind of platform"""
+    steps, has_one_type = steps_of(file, kinds.values()), len(kinds) == 1
+    content = {"schema_version": 1, "steps": [asdict(step) for step in steps], "alone": has_one_type}
     with files.explained(f"cannot write to {folder}", "; choose another --out"):
         files.replace(folder / FILE, json.dumps(content, indent=1) + "\n")
-    return steps, alone
+    return steps, has_one_type
 
 
 def _resumed_steps(folder: Path) -> tuple[Sequence[Step], bool]:
-    """As `_new_steps`, of the campaign in a folder."""
+    """What `_new_steps` wrote to the folder. Raises UsageError."""
     file = folder / FILE
     try:
         with files.explained(f"no campaign in {folder}: cannot read {file}"):
-            kept = json.loads(file.read_bytes())
-        return [Step(**step) for step in kept["steps"]], bool(kept["alone"])
+            content = json.loads(file.read_bytes())
+        return [Step(**step) for step in content["steps"]], bool(content["alone"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {file}: {mistake(error)}") from None
 
 
 def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
-    """Writes the archive beside the folder. Where it would have more than `most` bytes, the last steps are
-    left out, as many as it takes. Raises HarnessError where it cannot be written."""
+    """Writes the archive beside the folder. Where it would have more than `most` bytes, as many of the last
+    steps are left out as it takes. Raises HarnessError where it cannot be written."""
     target = folder.with_name(f"{folder.name}.zip")
     left_out: list[str] = []
     with files.explained(f"cannot write {target}", f"; {folder} is whole", HarnessError):
@@ -362,7 +343,7 @@ def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
 def step_of(name: str, steps: Sequence[str]) -> str:
     """The step that a file belongs to, or the name in BESIDE under which it lies; empty for a file that is
     not the campaign's. The folder of a race is named STEP-IMPLEMENTATION."""
-    for part in PurePosixPath(name).parts[:2]:
+    for part in PurePosixPath(name).parts[:2]:  # the step's folder may lie in the folder of a device's type
         for known in (*BESIDE, *steps):
             if part == known or (part.startswith(f"{known}-") and "." in part):
                 return known

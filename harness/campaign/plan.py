@@ -1,13 +1,14 @@
-"""What a campaign does: its steps, the most valuable first, from a TOML file or by default; and the plan of
-when each would begin and end."""
+"""What a campaign does: its steps, the most valuable first, from a TOML file or by default; and when each
+step would begin and end."""
 
 from __future__ import annotations
 
 import copy
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -34,7 +35,7 @@ REFUSED = (
     "budget", "device", "target", "shard", "check", "published",
 )  # fmt: skip
 """Options of CASEWISE commands that the campaign itself sets."""
-LEAST_SHARE_S = 30.0
+LEAST_SHARE_S = 30.0  # the least seconds that a command with a share of a campaign has
 BUDGET_OF_SHARE = 0.8  # the part of a whole command's time that is measuring; the rest is set-up
 
 Option = str | int | float | bool | list[str]
@@ -68,12 +69,12 @@ class Step:
     op: str
     arguments: Sequence[str]  # as in a command line, after the command's name
     devices: Sequence[str] = ()  # types of devices; empty: all
-    share: float | None = None
+    share: float | None = None  # see StepTable
     expected_s: float = 60.0
-    kind: str = ""  # kind of platform; empty: all
+    kind: str = ""  # kind of platform: cuda, rocm or cpu; empty: all
 
     def is_for(self, type: str, kind: str) -> bool:
-        """Whether it is measured on devices of a type, which are of a kind of platform."""
+        """Whether it is measured on devices of this type, which are of this kind of platform."""
         return type in (self.devices or [type]) and self.kind in ("", kind)
 
     @property
@@ -92,8 +93,8 @@ class Step:
 
 
 def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
-    """The steps in a TOML file, or `run` at the cases of a JSON file; without a file the default
-    steps of each kind of platform, for that kind alone. Raises UsageError."""
+    """The steps in a TOML file, or `run` at the cases of a JSON file; without a file the default steps of
+    each of these kinds of platform, for that kind alone. Raises UsageError."""
     if file and file.endswith(".json"):
         try:
             ops = list(dict.fromkeys(case.op for case in cases_file(file).cases))
@@ -105,23 +106,22 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
         return _steps(Path(file))
     return [
         replace(step, kind=kind)
-        for kind in dict.fromkeys(kinds)
-        for step in _steps(DEFAULTS / f"{kind}.toml")
-    ]
+        for kind in dict.fromkeys(kinds) for step in _steps(DEFAULTS / f"{kind}.toml")
+    ]  # fmt: skip
 
 
 def _steps(file: Path) -> list[Step]:
-    """A step for each op and repeat. Raises UsageError, which names the key, for a mistake in the file, an
-    option that the campaign sets, and a name that two steps have."""
+    """A step for each op and repeat of each table. Raises UsageError for a mistake in the file, an option
+    that the campaign sets, and a name that two steps have."""
     try:
         spec = CampaignSpec.model_validate(read_toml(file))
     except ValidationError as error:
         raise UsageError(f"cannot read {file}: {mistake(error)}") from None
-    made = [step for rank, table in enumerate(spec.step) for step in _steps_of_table(table, rank)]
-    names = [step.name for step in made]
-    if double := next((name for name in names if names.count(name) > 1), ""):
-        raise UsageError(f"two steps are called {double!r}: give one a name")
-    return made
+    steps = [step for rank, table in enumerate(spec.step) for step in _steps_of_table(table, rank)]
+    for name, count in Counter(step.name for step in steps).items():
+        if count > 1:
+            raise UsageError(f"two steps are called {name!r}: give one a name")
+    return steps
 
 
 def _steps_of_table(table: StepTable, rank: int) -> Iterator[Step]:
@@ -130,22 +130,18 @@ def _steps_of_table(table: StepTable, rank: int) -> Iterator[Step]:
         raise UsageError(f"step {rank + 1}: leave out share: {table.command} takes what its cases take")
     if not casewise and table.ops:
         raise UsageError(f"step {rank + 1}: {table.command} takes no ops")
-    if casewise and (own := next((name for name in table.options if name in REFUSED), "")):
-        raise UsageError(f"step {rank + 1}: leave out the option {own}: it is the campaign's own")
-    for op in [choose_op(op).name for op in table.ops or kernels.OPS] if casewise else [""]:
-        for repeat in range(table.repeats):
-            again = f"-{repeat + 1}" if table.repeats > 1 else ""
-            name = f"{table.name or _default_name(table)}{again}"
-            yield Step(
-                name=f"{op}-{name}" if op else name,
-                command=table.command,
-                rank=rank,
-                op=op,
-                arguments=[*(["--op", op] if op else []), *arguments(table.options)],
-                devices=table.devices,
-                share=table.share,
-                expected_s=parse_seconds(table.expected, "expected"),
-            )
+    for name in table.options:
+        if casewise and name in REFUSED:
+            raise UsageError(f"step {rank + 1}: leave out the option {name}: it is the campaign's own")
+    ops = [choose_op(op).name for op in table.ops or kernels.OPS] if casewise else [""]
+    for op, repeat in product(ops, range(1, table.repeats + 1)):
+        number = f"-{repeat}" if table.repeats > 1 else ""
+        name = f"{table.name or _default_name(table)}{number}"
+        yield Step(
+            name=f"{op}-{name}" if op else name, command=table.command, rank=rank, op=op,
+            arguments=[*(["--op", op] if op else []), *arguments(table.options)], devices=table.devices,
+            share=table.share, expected_s=parse_seconds(table.expected, "expected"),
+        )  # fmt: skip
 
 
 def _default_name(table: StepTable) -> str:
@@ -159,10 +155,11 @@ def arguments(options: dict[str, Option]) -> list[str]:
     """Options as words of a command line."""
     words: list[str] = []
     for name, value in options.items():
-        if value is False:
-            continue
-        for each in value if isinstance(value, list) else [value]:
-            words += [f"--{name}"] if each is True else [f"--{name}", str(each)]
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not False:
+            for word in value if isinstance(value, list) else [value]:
+                words += [f"--{name}", str(word)]
     return words
 
 
@@ -178,28 +175,25 @@ class PlannedJob:
 
     name: str
     cases: int
-    fit: int = 0  # cases that fit the time
+    fit: int = 0  # how many of the cases fit the time
     begins_s: float | None = None
     ends_s: float | None = None
 
 
 def jobs_of(
-    steps: Sequence[Step],
-    kinds: Mapping[str, str],
-    alone: bool,
-    make: Callable[[Step, str, str], Iterable[AnyJob]],
-    log: Callable[[str], None],
-) -> Iterator[AnyJob]:
+    steps: Sequence[Step], kinds: Mapping[str, str], has_one_type: bool,
+    make: Callable[[Step, str, str], Iterable[AnyJob]], log: Callable[[str], None],
+) -> Iterator[AnyJob]:  # fmt: skip
     """The jobs of all steps on each type of devices; `log` is told of a step that has none, with the reason.
 
-    kinds: of platform, by type of devices
-    alone: there is one type, so that the names of jobs need not tell it
-    make:  makes the jobs of a step with a name on a type
+    kinds:        type of devices -> kind of platform
+    has_one_type: of devices, so that the names of jobs need not tell the type
+    make:         gives the jobs of a step, from the step, the jobs' name and the type of devices
     """
     for type, kind in kinds.items():
         for step in steps:
             if step.is_for(type, kind):
-                name = step.name if alone else f"{step.name} on {type}"
+                name = step.name if has_one_type else f"{step.name} on {type}"
                 try:
                     yield from make(step, name, type)
                 except HarnessError as error:
@@ -207,14 +201,15 @@ def jobs_of(
 
 
 def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: float, read: ReadStep) -> Job:
-    """A step's job for a plan. Raises HarnessError where it has nothing to do."""
+    """A step's job as a plan simulates it. Raises HarnessError where it has nothing to do."""
     request, measure_s = read(step), 0.0
     if request is None:
         keys, overhead_s = [step.name], step.wall_s(budget_s)
     elif isinstance(request, TuneRequest):
         request = replace(request, dry_run=True)
-        races = [plan_race(each, request, platform) for each in implementations_here(request, platform)]
-        keys = [f"{planned.baseline} {case.key}" for planned in races for case in planned.cases]
+        rows = implementations_here(request, platform)
+        races = [plan_race(row, request, platform) for row in rows]
+        keys = [f"{race.baseline} {case.key}" for race in races for case in race.cases]
         measure_s = races[0].per_case_s if races else 0.0
         overhead_s = expected_overhead_s("", platform.kind)
     else:
@@ -227,24 +222,27 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
 
 
 def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> list[PlannedJob]:
-    """What becomes of jobs on so many devices of each type, by the driver's own rules, if each task takes
-    what is expected of it."""
+    """When jobs begin and end by the driver's own rules, if each task takes the time that is expected of it.
+
+    counts: type of devices -> their number; left_s: seconds that the campaign has left
+    """
     copies = {job.name: copy.copy(job) for job in jobs}
     for job in copies.values():  # the devices have other names here
         job.waiting = deque(replace(task, device="") for task in job.waiting)
     planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
+    # The devices by the time at which they are free: seconds, name, type.
     free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
     heapq.heapify(free)
     while free:
-        now, device, type = heapq.heappop(free)
-        task = next_task(copies.values(), device, type, left_s - now)
+        now_s, device, type = heapq.heappop(free)
+        task = next_task(copies.values(), device, type, left_s - now_s)
         if task is None:
             continue
-        end = now + copies[task.job].expected_s
-        of = planned[task.job]
-        of.fit += 1
-        if of.begins_s is None:
-            of.begins_s = now
-        of.ends_s = end  # tasks of a job take equally long, so the last to begin is the last to end
-        heapq.heappush(free, (end, device, type))
+        end_s = now_s + copies[task.job].expected_s
+        result = planned[task.job]
+        result.fit += 1
+        if result.begins_s is None:
+            result.begins_s = now_s
+        result.ends_s = end_s  # tasks of a job take equally long, so the last to begin is the last to end
+        heapq.heappush(free, (end_s, device, type))
     return list(planned.values())

@@ -144,10 +144,12 @@ def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None
     steps = steps_of(request.file, [platform.kind for platform in platforms.values()])
     reasons: list[str] = []
     jobs = jobs_of(
-        steps, {type: platform.kind for type, platform in platforms.items()}, alone=len(platforms) == 1,
+        steps,
+        {type: platform.kind for type, platform in platforms.items()},
+        has_one_type=len(platforms) == 1,
         make=lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
         log=reasons.append,
-    )  # fmt: skip
+    )
     print(plan_text(simulated(list(jobs), counts, budget_s), budget_s))
     for reason in reasons:
         print(reason, file=sys.stderr)

@@ -23,7 +23,7 @@ NO_CHOICE = ("kv-cache-memory-bytes", "block-size", "kv-cache-dtype")
 
 
 def words_of(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The variables, and the flags as words of a command line."""
+    """The variables, and the flags as words of a command line. Flags have names in lower case."""
     variables = {name: value for name, value in settings.items() if not name.islower()}
     flags = [f"--{name} {value}".rstrip() for name, value in settings.items() if name.islower()]
     return variables, flags
@@ -37,40 +37,38 @@ def launch_text(settings: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """The rows that run in a case by default and under other settings, timed in the same rounds.
-
-    us: the time of the default in the session from which the default's times are taken. Times of several
-        sessions are not added, as ratios carry over from one session to another and times do not.
-    """
+    """The rows that run in a case by default and under other settings, timed in the same rounds."""
 
     case: Weighed
     sheet: Sheet
-    old: Row
-    new: Row
+    old: Row  # that of the default
+    new: Row  # that of the settings
     us: float
+    """The time of the default in the session from which all of the default's times are taken. The sheet may
+    be of another session: ratios carry over from one session to another, and times do not."""
 
     @property
-    def same(self) -> bool:
+    def is_unchanged(self) -> bool:
         return self.old is self.new
 
     @functools.cached_property
     def ratio(self) -> float:
         """The time of the default over that of the other row."""
-        return 1.0 if self.same else against(self.sheet, self.new, self.old).ratio
+        return 1.0 if self.is_unchanged else compared_rows(self.sheet, self.new, self.old).ratio
 
     @property
     def new_us(self) -> float:
         return self.us / self.ratio
 
     def series(self, calls: float) -> tuple[float, Times, Times]:
-        """The new and the old row's times, as `total_ratio` takes them. The weight makes a pair of another
-        session count with `us`."""
+        """The weight and the new and the old row's times, as `total_ratio` takes them. With this weight the
+        old row's times in the sheet's session count as `us`."""
         weight = calls * self.us / self.old.us
         return weight, self.new.cell.samples.by_round, self.old.cell.samples.by_round
 
 
-def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Comparison:
-    """A row against another one of the sheet, by the rounds that both have: above 1 it is faster."""
+def compared_rows(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Comparison:
+    """A row against another one of the sheet, by the rounds that both have. Above 1 the row is faster."""
     times = row.cell.samples.by_round
     other_times = other.cell.samples.by_round
     rounds = sorted(times.keys() & other_times.keys())
@@ -83,12 +81,12 @@ def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Com
 
 @dataclass
 class Launches:
-    """Which rows an engine runs for the cases of a mix, under its settings. base: what is set already"""
+    """Which rows an engine runs for the cases of a mix under settings, and their times."""
 
     engine: str
     measured: Measured
     mix: Mix
-    base: Mapping[str, str]
+    base: Mapping[str, str]  # the settings that are set in every launch
     _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
     _names: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -110,7 +108,8 @@ class Launches:
         return entry.row if entry else ""
 
     def fails(self, settings: Mapping[str, str]) -> str:
-        """Why a server with these settings does not start; empty where it does, as far as is known."""
+        """Why a server with these settings does not start, and without them does; empty where it is not known
+        to fail."""
         for case in self.mix.every:
             entry = self.entry(case, settings)
             if entry and entry.fails and entry is not self.entry(case, {}):
@@ -126,26 +125,26 @@ class Launches:
         key = case.key, self._matters(case, settings)
         if key not in self._pairs:
             differs = self.differs(case, settings)
-            self._pairs[key] = self._swap(case, settings) if differs else self._default(case)
+            self._pairs[key] = self._swapped_pair(case, settings) if differs else self._default_pair(case)
         return self._pairs[key]
 
-    def _default(self, case: Weighed) -> Pair | None:
+    def _default_pair(self, case: Weighed) -> Pair | None:
         for boundary, mode in product(BOUNDARIES, LAUNCH_MODES):
             for sheet in self.sheets(case):
                 if sheet.case.boundary == boundary and (row := self._row_in(sheet, case, {}, mode)):
                     return Pair(case, sheet, row, row, row.us)
         return None
 
-    def _swap(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
+    def _swapped_pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
         default = self.pair(case, {})
         if default is None:
             return None
         boundary = default.sheet.case.boundary
         mode = default.old.cell.launch
-        # The engine's rules do not know these: a run that did not vary them does not tell what they do.
-        varied = self._varied(case).intersection(settings) - self.known(case.op)
+        # What these settings do, only a run that varied them tells: the engine's rules do not know them.
+        unknown = self._varied(case).intersection(settings) - self.known(case.op)
         for sheet in self.sheets(case):
-            if sheet.case.boundary == boundary and varied <= sheet.varied:
+            if sheet.case.boundary == boundary and unknown <= sheet.varied:
                 old = self._row_in(sheet, case, {}, mode)
                 new = self._row_in(sheet, case, settings, mode)
                 if old and new and old.cell.samples.by_round.keys() & new.cell.samples.by_round.keys():
@@ -163,6 +162,7 @@ class Launches:
         return frozenset((name, value) for name, value in settings.items() if name in names)
 
     def _varied(self, case: Weighed) -> frozenset[str]:
+        """The variables that a run of the case varied."""
         return frozenset().union(*(sheet.varied for sheet in self.sheets(case)))
 
     def known(self, op: str) -> frozenset[str]:
@@ -186,22 +186,23 @@ class Launches:
     @functools.cached_property
     def candidates(self) -> list[Setting]:
         """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
-        those that a run measured; not those that change which calls there are."""
-        asked: list[Mapping[str, str]] = []
+        those that a run measured. Settings that change which calls there are, and those of which the base
+        sets a name otherwise, are left out."""
+        of_rules: list[Mapping[str, str]] = []
         for op in dict.fromkeys(case.op for case in self.mix.every):
-            asked += [entry.settings for entry in engines.entries(self.engine, op, self.measured.arch)]
-        kept = {*SPLITS[self.engine], *NO_CHOICE, *self.base}  # what the user has set stays
+            of_rules += [entry.settings for entry in engines.entries(self.engine, op, self.measured.arch)]
+        fixed = {*SPLITS[self.engine], *NO_CHOICE, *self.base}
         candidates: list[Setting] = []
-        for settings in (*asked, *self.measured.varied):
+        for settings in (*of_rules, *self.measured.settings):
             added = {name: value for name, value in settings.items() if self.base.get(name) != value}
-            if added and added not in candidates and kept.isdisjoint(added):
+            if added and added not in candidates and fixed.isdisjoint(added):
                 candidates.append(added)
         return candidates
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:
-    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`; the rows that run where it
-    swaps none."""
+    """The rows that a choice swaps, as text: `flash_attn.fa3@vllm -> flashmla`. Where it swaps none, the rows
+    that run."""
     names = dict.fromkeys((pair.old.cell.impl, pair.new.cell.impl) for pair in pairs)
     swaps = [f"{old} -> {new}" for old, new in names if old != new]
     return ", ".join(swaps or [new for _, new in names])

@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import NamedTuple
 
-from harness.decide.choices import Launches, Pair, Setting, against, launch_text
+from harness.decide.choices import Launches, Pair, Setting, compared_rows, launch_text
 from harness.decide.measured import Row
 from harness.decide.mix import Mix, Weighed
 from harness.report.text import grouped
@@ -41,25 +42,19 @@ NO_ROW = "no row does what"
 
 @dataclass(frozen=True)
 class Compared:
-    """A choice against the default.
-
-    op:         empty where the choice is for all ops
-    pairs:      of the cases in which the two run different rows
-    missing:    such cases that could not be compared, with the reason
-    comparison: over the pairs: ratio > 1 means that the choice is faster; None where there is no pair
-    saved_us:   the time that a mean step saves
-    share:      `saved_us` over the time of a step
-    """
+    """A choice against the default."""
 
     settings: Setting
-    op: str
-    pairs: Sequence[Pair]
-    missing: Mapping[str, str]
-    comparison: Comparison | None
+    op: str  # empty where the choice is for all ops
+    pairs: Sequence[Pair]  # of the cases in which the two run different rows
+    missing: Mapping[str, str]  # such cases that could not be compared, with the reason
+    comparison: (
+        Comparison | None
+    )  # over the pairs, above 1 where the choice is faster; None: there is no pair
     noise: float = 0.0
     confidence: float = CONFIDENCE
-    saved_us: float = 0.0
-    share: float = 0.0
+    saved_us: float = 0.0  # the time that a mean step saves
+    share: float = 0.0  # `saved_us` over the time of a step
 
     @property
     def is_complete(self) -> bool:
@@ -95,65 +90,46 @@ class Compared:
 
 @dataclass(frozen=True)
 class Crossover:
-    """Two neighbouring sizes at which different rows are fastest.
-
-    at:   the size between them at which both rows take the same time, by their times at both sizes; None
-          where a row was timed at one of the sizes only
-    told: whether each row is clearly faster than the other at its size
-    """
+    """Two neighbouring sizes at which different rows are fastest."""
 
     op: str
-    fixed: str
-    size: str
-    below: int
+    fixed: str  # the other sizes, as text
+    size: str  # the name of the size
+    below: int  # its two values
     above: int
-    at: float | None
+    at: float | None  # the value at which both rows take as long; None: a row was timed at one value only
     faster_below: str
     faster_above: str
-    told: bool
+    told: bool  # whether each row is clearly faster than the other at its value
 
 
 @dataclass(frozen=True)
 class BestCase:
-    """The fastest row that the engine can be made to run for a case.
-
-    chosen:    the row of the decision
-    best:      the fastest row
-    settings:  with which the engine runs the fastest row
-    clear:     whether it is clearly faster than the chosen row
-    beyond:    the fastest of the timed rows that no flag of the engine runs, where that is clearly faster
-    beyond_us: its time
-    """
+    """The fastest row that the engine can be made to run for a case."""
 
     case: Weighed
-    chosen: Pair
-    best: Pair
-    settings: Setting
-    clear: bool
-    beyond: Row | None
-    beyond_us: float
+    chosen: Pair  # the default and the row of the decision
+    best: Pair  # the default and the fastest row
+    settings: Setting  # with which the engine runs the fastest row
+    clear: bool  # whether that is clearly faster than the row of the decision
+    beyond: Row | None  # the fastest row that no flag of the engine runs, where it is clearly faster
+    beyond_us: float  # its time
 
 
 @dataclass(frozen=True)
 class Decision:
-    """chosen:    what is to be set; empty where the default is left
-    gain:      of the chosen launch, all ops together; None where the default is left
-    choices:   of each op; of several choices that run the same rows, the first
-    undecided: cases in which the default itself has no time, with the reason
-    likely:    the launch with the least time by the estimates alone, told from the default or not
-    failing:   launches with which the server fails, with the reason
-    """
+    """What is to be set, and what the measurements say of it."""
 
     launches: Launches
-    chosen: Setting
-    gain: Compared | None
-    choices: Sequence[Compared]
+    chosen: Setting  # what is to be set; empty where the default is left
+    gain: Compared | None  # of the chosen launch, all ops together; None where the default is left
+    choices: Sequence[Compared]  # of each op; of several choices that run the same rows, the first
     cases: Sequence[BestCase]
     crossovers: Sequence[Crossover]
-    undecided: Mapping[str, str]
-    margin: float
-    likely: Setting
-    failing: Mapping[str, str]
+    undecided: Mapping[str, str]  # cases in which the default itself has no time, with the reason
+    margin: float  # see MARGIN
+    likely: Setting  # the launch with the least time by the estimates alone, clear or not
+    failing: Mapping[str, str]  # launches with which the server fails, with the reason
 
     @property
     def mix(self) -> Mix:
@@ -181,13 +157,14 @@ class Decision:
 
     @property
     def regret(self) -> float:
-        """What the chosen launch takes more than the best rows of all cases, as a share of their time."""
+        """The time that the chosen launch takes beyond the best rows of all cases, as a share of theirs."""
         chosen_us = sum(case.case.calls * case.chosen.new_us for case in self.cases)
         best_us = sum(case.case.calls * case.best.new_us for case in self.cases)
         return chosen_us / best_us - 1 if best_us else 0.0
 
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
+    """margin: see MARGIN; confidence: with which all comparisons hold together"""
     by_op = grouped(launches.decidable, lambda case: case.op)
     failing: dict[str, str] = {}
     choices_of: list[tuple[Setting, list[Choice]]] = []
@@ -204,6 +181,7 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     compared = _together(launches, by_op, first_settings, confidence)
 
     def best(worth_us: Callable[[Compared], float]) -> tuple[float, Setting]:
+        """The launch whose choices are worth most together, and what they are worth."""
         best_us, best_settings = 0.0, Setting()
         for settings, choices in choices_of:
             us = sum(worth_us(compared[choice]) for choice in choices)
@@ -217,8 +195,8 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     if saved_us < margin * launches.step_us:
         chosen = {}
     elif chosen:
-        joint = max(choice.confidence for choice in compared.values())
-        gain = _compared(launches, "", launches.decidable, chosen, joint)
+        strictest = max(choice.confidence for choice in compared.values())
+        gain = _compared(launches, "", launches.decidable, chosen, strictest)
     cases = launches.decidable
     # All comparisons of single cases hold together (Bonferroni).
     case_confidence = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
@@ -232,10 +210,10 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
 
 
 Runs = frozenset[tuple[object, object]]
-"""What a launch runs otherwise than the default: the case, and the timed row, or its name where it has no
-time."""
+"""The cases in which a launch runs another row than the default, each with that row's identity if it was
+timed, else with its name."""
 Choice = tuple[str, Runs]
-"""The op, and what is run otherwise in its cases."""
+"""An op, and what is run in its cases otherwise than by default."""
 
 
 def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[Setting]:
@@ -243,7 +221,7 @@ def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[
     what a candidate sets, or what a rule of the engine and a run of `toggle` set together."""
     merged: list[Setting] = [{}]
     candidates = launches.candidates
-    varied = [settings for settings in candidates if settings in launches.measured.varied]
+    varied = [settings for settings in candidates if settings in launches.measured.settings]
     for cases in by_op.values():
         of_op = [settings for settings in candidates if _runs(launches, cases, settings)]
         with_varied = [first | second for first, second in product(of_op, varied) if _agree(first, second)]
@@ -263,11 +241,12 @@ def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Ru
     return frozenset(
         (case.key, id(pair.new) if pair else launches.row_name(case, settings))
         for case, pair in differing
-        if pair is None or not pair.same
+        if pair is None or not pair.is_unchanged
     )
 
 
 def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
+    """Why a case has no time with these settings, or none beside the default's."""
     entry = launches.entry(case, settings)
     if entry is None:
         return f"what {launches.engine} runs is not known"
@@ -287,11 +266,9 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
 
 
 def _together(
-    launches: Launches,
-    by_op: Mapping[str, Sequence[Weighed]],
-    choices: Mapping[Choice, Setting],
+    launches: Launches, by_op: Mapping[str, Sequence[Weighed]], choices: Mapping[Choice, Setting],
     confidence: float,
-) -> dict[Choice, Compared]:
+) -> dict[Choice, Compared]:  # fmt: skip
     """All choices, each at a confidence at which they hold together. The choices that are clear leave their
     share of the error to the others (Holm, see harness.statistics.multiple)."""
     compared: dict[Choice, Compared] = {}
@@ -318,7 +295,7 @@ def _compared(
         pair = launches.pair(case, settings)
         if pair is None:
             missing[case.text] = _why(launches, case, settings)
-        elif not pair.same:
+        elif not pair.is_unchanged:
             pairs.append(pair)
     if not pairs:
         return Compared(settings, op, pairs, missing, None)
@@ -346,7 +323,7 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float)
     flagged = {entry.row for entry in engines.entries(launches.engine, case.op, launches.measured.arch)}
     for row in default.sheet.rows:
         if row.cell.launch == default.old.cell.launch and row.cell.impl not in flagged:
-            comparison = against(default.sheet, row, default.old, confidence)
+            comparison = compared_rows(default.sheet, row, default.old, confidence)
             us = default.us / comparison.ratio
             if comparison.verdict == "faster" and us < beyond_us:
                 beyond, beyond_us = row, us
@@ -354,32 +331,42 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float)
 
 
 def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
-    """Whether a row is clearly faster than another; False where they were measured in different rounds."""
-    together = fast.sheet is slow.sheet
-    return together and against(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
+    """Whether a row is clearly faster than another one; False where they were measured in different
+    rounds."""
+    in_same_rounds = fast.sheet is slow.sheet
+    return in_same_rounds and compared_rows(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
 
 
-Point = tuple[int, dict[str, Pair]]
-"""A size, and what the engine can be made to run there by name, the fastest first."""
+class Point(NamedTuple):
+    """What the engine can be made to run at a value of a size, by name, the fastest first."""
+
+    value: int
+    rows: dict[str, Pair]
+
+    @property
+    def fastest(self) -> str:
+        return next(iter(self.rows))
 
 
 def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float) -> Iterator[Crossover]:
-    """Along each size that grows with the load, the others being equal."""
+    """Crossovers along each size that grows with the load, between cases whose other sizes are equal."""
     for op, of_op in grouped(cases, lambda case: case.op).items():
         _, growing = AXES[op]
         for size in growing:
-            points_by_rest: dict[str, list[Point]] = {}
+            points_by_fixed: dict[str, list[Point]] = {}
             for case in of_op:
                 fixed = text_of({name: value for name, value in case.sizes.items() if name != size})
                 middle = sum(parse_span(case.sizes[size])) // 2
-                points_by_rest.setdefault(fixed, []).append((middle, _fastest_first(launches, case)))
-            for fixed, points in points_by_rest.items():
-                for low, high in pairwise(sorted(points, key=lambda point: point[0])):
-                    if low[0] < high[0] and next(iter(low[1])) != next(iter(high[1])):
+                points_by_fixed.setdefault(fixed, []).append(Point(middle, _fastest_first(launches, case)))
+            for fixed, points in points_by_fixed.items():
+                for low, high in pairwise(sorted(points, key=lambda point: point.value)):
+                    if low.value < high.value and low.fastest != high.fastest:
                         yield _crossing(op, fixed, size, low, high, confidence)
 
 
 def _fastest_first(launches: Launches, case: Weighed) -> dict[str, Pair]:
+    """What the engine can be made to run for a case, by the row's name, or its settings where a run varied
+    variables."""
     rows: dict[str, Pair] = {}
     for settings in ({}, *launches.candidates):
         pair = launches.pair(case, settings)
@@ -390,18 +377,15 @@ def _fastest_first(launches: Launches, case: Weighed) -> dict[str, Pair]:
 
 
 def _crossing(op: str, fixed: str, size: str, low: Point, high: Point, confidence: float) -> Crossover:
-    """The times are taken as straight lines over the size, both in logarithms."""
-    below, at_low = low
-    above, at_high = high
-    first = next(iter(at_low))
-    last = next(iter(at_high))
+    """The crossover, with times that are straight lines over the size, both in logarithms."""
+    first, last = low.fastest, high.fastest
     at, told = None, False
-    if last in at_low and first in at_high:
-        lead_at_low = math.log(at_low[last].new_us / at_low[first].new_us)
-        lead_at_high = math.log(at_high[first].new_us / at_high[last].new_us)
+    if last in low.rows and first in high.rows:
+        lead_at_low = math.log(low.rows[last].new_us / low.rows[first].new_us)
+        lead_at_high = math.log(high.rows[first].new_us / high.rows[last].new_us)
         both = lead_at_low + lead_at_high
         part = lead_at_low / both if both else 0.5
-        at = math.exp(math.log(below) + part * math.log(above / below))
-        leads = (at_low[first], at_low[last]), (at_high[last], at_high[first])
-        told = all(_leads(fast, slow, confidence) for fast, slow in leads)
-    return Crossover(op, fixed, size, below, above, at, first, last, told)
+        at = math.exp(math.log(low.value) + part * math.log(high.value / low.value))
+        is_first_faster = _leads(low.rows[first], low.rows[last], confidence)
+        told = is_first_faster and _leads(high.rows[last], high.rows[first], confidence)
+    return Crossover(op, fixed, size, low.value, high.value, at, first, last, told)

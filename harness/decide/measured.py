@@ -27,10 +27,10 @@ CaseKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """An implementation that a run timed in a case. variables: of its setting; None: not set"""
+    """An implementation that a run timed in a case."""
 
     cell: Cell
-    variables: Mapping[str, str | None]
+    variables: Mapping[str, str | None]  # of its setting; None: not set
 
     @property
     def us(self) -> float:
@@ -40,53 +40,44 @@ class Row:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A case as one run measured it. Its rows were timed in the same rounds.
-
-    untimed: implementation -> why it has no time
-    varied:  the variables that the run's settings set
-    """
+    """A case as one run measured it. Its rows were timed in the same rounds."""
 
     folder: Path
     suite: str
     case: PlannedCase
     rows: Sequence[Row]
-    untimed: Mapping[str, str]
-    varied: frozenset[str]
+    untimed: Mapping[str, str]  # implementation -> why it has no time
+    varied: frozenset[str]  # the variables that the run's settings set
     noise: float
 
-    def find(self, name: str, given: Mapping[str, str], launch: str) -> Row | None:
-        """The row of an implementation under the settings of a launch of the engine, as far as the run varied
-        them."""
-        for row in self.rows:
-            is_named = row.cell.impl == name and row.cell.launch == launch
-            if is_named and all(
-                row.variables.get(variable) == given.get(variable) for variable in self.varied
-            ):
+    def find(self, name: str, settings: Mapping[str, str], mode: str) -> Row | None:
+        """The row of an implementation in a launch mode, under those of the settings that the run varied."""
+        for row in [row for row in self.rows if row.cell.impl == name and row.cell.launch == mode]:
+            if all(row.variables.get(variable) == settings.get(variable) for variable in self.varied):
                 return row
         return None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one machine measured. sheets: in the order of BOUNDARIES; of a boundary the newest run
-    comes first"""
+    """What runs of one machine measured."""
 
-    sheets: Mapping[CaseKey, Sequence[Sheet]]
+    sheets: Mapping[CaseKey, Sequence[Sheet]]  # by BOUNDARIES in order; of a boundary the newest run first
     device: str
     arch: str
     folders: Sequence[Path]
     notes: Sequence[str]
 
     @property
-    def varied(self) -> list[dict[str, str]]:
+    def settings(self) -> list[dict[str, str]]:
         """The settings that the runs measured, each without the variables that it leaves unset."""
-        varied: list[dict[str, str]] = []
+        measured: list[dict[str, str]] = []
         for sheet in chain.from_iterable(self.sheets.values()):
             for row in sheet.rows:
-                settings = {name: value for name, value in row.variables.items() if value is not None}
-                if settings and settings not in varied:
-                    varied.append(settings)
-        return varied
+                variables = {name: value for name, value in row.variables.items() if value is not None}
+                if variables and variables not in measured:
+                    measured.append(variables)
+        return measured
 
 
 def read_measured(paths: Sequence[str]) -> Measured:
@@ -94,13 +85,13 @@ def read_measured(paths: Sequence[str]) -> Measured:
     times."""
     folders = list(dict.fromkeys(folder for path in paths for folder in run_folders(path)))
     recorded_runs = [read(str(folder)) for folder in folders]
-    modes = dict.fromkeys(recorded.run.cache for recorded in recorded_runs)
-    wanted = SERVING if SERVING in modes else next(iter(modes), SERVING)
+    cache_modes = [recorded.run.cache for recorded in recorded_runs]
+    cache = cache_modes[0] if cache_modes and SERVING not in cache_modes else SERVING
     sheets: dict[CaseKey, list[Sheet]] = {}
     devices: dict[tuple[str, str], Path] = {}
-    notes = [] if wanted == SERVING else [f"times are of {wanted} caches, which no server has"]
+    notes = [] if cache == SERVING else [f"times are of {cache} caches, which no server has"]
     for recorded in recorded_runs:
-        if why := _unfit(recorded.run, wanted):
+        if why := _unfit(recorded.run, cache):
             notes.append(f"{recorded.folder} {why}: not used")
             continue
         device = str(recorded.run.provenance.get("machine", {}).get("device", ""))
@@ -115,30 +106,30 @@ def read_measured(paths: Sequence[str]) -> Measured:
     if not devices:
         raise UsageError(f"no row of {', '.join(paths)} has a time")
     ((device, arch),) = devices
-    several = sum(len({sheet.folder for sheet in of_case}) > 1 for of_case in sheets.values())
-    if several:
-        notes.append(f"cases in several runs: {several}; the newest run that has both rows counts")
+    in_several = [key for key, of_case in sheets.items() if len({sheet.folder for sheet in of_case}) > 1]
+    if in_several:
+        notes.append(f"cases in several runs: {len(in_several)}; the newest run that has both rows counts")
     created = {recorded.folder: recorded.run.created for recorded in recorded_runs}
     for of_case in sheets.values():
-        of_case.sort(key=lambda sheet: created[sheet.folder], reverse=True)  # BOUNDARIES first, then this
-        of_case.sort(key=lambda sheet: BOUNDARIES.index(sheet.case.boundary))
+        of_case.sort(key=lambda sheet: created[sheet.folder], reverse=True)
+        of_case.sort(key=lambda sheet: BOUNDARIES.index(sheet.case.boundary))  # keeps this order within each
     return Measured(sheets, device, arch, folders, notes)
 
 
 def _sheet(recorded: RecordedRun, case: PlannedCase, cells: Sequence[Cell]) -> Sheet:
+    """The cells of a case, apart from those with a configuration that a user asked for: an engine does not
+    take it by itself."""
     settings = recorded.run.settings
-    # A configuration that was asked for is none that an engine takes by itself.
     timed = [cell for cell in cells if cell.time_us and cell.samples.seconds and cell.config is None]
     rows = [Row(cell, settings.get(cell.setting, {})) for cell in timed]
-    lacking = [cell for cell in cells if not cell.time_us]
-    untimed = {cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in lacking}
+    untimed = {cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in cells if not cell.time_us}
     varied = frozenset(name for variables in settings.values() for name in variables)
     noise = recorded.noises.get(case.key, math.inf)
     return Sheet(recorded.folder, recorded.run.suite, case, rows, untimed, varied, noise)
 
 
 def _unfit(run: Run, cache: str) -> str:
-    """Why a run is not used; empty where it is."""
+    """Why a run is not used, beside runs of this cache mode; empty where it is used."""
     if run.trees:
         return "compares revisions"
     if run.op not in kernels.OPS:

@@ -29,25 +29,20 @@ BEYOND = 2.0
 """A factor beyond the measured sizes, up to which the nearest case stands for a call."""
 NEAR = 1.1
 """A factor between contexts, or lengths of prompts, that count as one."""
-FIXED = {op: (*fixed, *(("routing",) if op == "fused_moe" else ())) for op, (fixed, _) in AXES.items()}
-"""By op: the sizes in which a call and a case have to agree."""
+FIXED = {op: fixed for op, (fixed, _) in AXES.items()}
+FIXED["fused_moe"] += ("routing",)
+"""Op -> the sizes in which a call and a case have to agree."""
 
 
 @dataclass
 class Weighed:
-    """A measured case with its calls in the mean step of the server.
-
-    decode:  calls in steps that only decode
-    prefill: calls in steps with prompt tokens
-    share:   the part of the four ops' time in a step that its calls take at the limits of the device's data
-             sheet
-    """
+    """A case with its calls in the mean step of the server."""
 
     key: CaseKey
     sizes: Mapping[str, Size]
-    decode: float = 0.0
-    prefill: float = 0.0
-    share: float = 0.0
+    decode: float = 0.0  # calls in steps that only decode
+    prefill: float = 0.0  # calls in steps with prompt tokens
+    share: float = 0.0  # the part of the four ops' time in a step that its calls take at the device's limits
 
     @property
     def op(self) -> str:
@@ -74,68 +69,61 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Mix:
-    """The cases of a decision.
+    """The cases of a decision."""
 
-    text:         what the weights are, for people
-    counts_calls: whether weights are calls of a step, so that times of several ops add up
-    decode_share: the share of steps that decode; 0: not known
-    prompts:      the prompts that a mean step prefills; 0: not known
-    uncovered:    calls that no measured case stands for
-    words:        the options by which `run` measures the calls' cases: a suite or a file
-    server:       the flags by which the engine serves the model in this deployment
-    """
-
-    text: str
+    text: str  # what the weights are, for people
     cases: Sequence[Weighed]
-    counts_calls: bool
+    counts_calls: bool  # whether weights are calls of a step, so that times of several ops add up
     loads: Sequence[Workload] = ()
-    decode_share: float = 0.0
-    prompts: float = 0.0
-    uncovered: Sequence[Weighed] = ()
-    words: Sequence[str] = ()
-    server: Sequence[str] = ()
+    decode_share: float = 0.0  # the share of steps that decode; 0: not known
+    prompts: float = 0.0  # the prompts that a mean step prefills; 0: not known
+    uncovered: Sequence[Weighed] = ()  # calls that no measured case stands for
+    run_options: Sequence[str] = ()  # the options by which `run` measures the calls' cases: a suite or a file
+    server_flags: Sequence[str] = ()  # by which the engine serves the model in this deployment
 
     @property
     def every(self) -> list[Weighed]:
         return [*self.cases, *self.uncovered]
 
     def share_of(self, cases: Iterable[Weighed]) -> float:
-        """The part of the time in a step that these cases have; 1 where weights are not calls."""
+        """The part of the four ops' time in a step that these cases have; 1 where weights are not calls."""
         if not self.counts_calls:
             return 1.0
-        whole = sum(case.share for case in self.every)
-        return sum(case.share for case in cases) / whole if whole else 0.0
+        total = sum(case.share for case in self.every)
+        return sum(case.share for case in cases) / total if total else 0.0
 
     @property
     def covered(self) -> float:
+        """The part of that time that has measured cases."""
         return self.share_of(self.cases)
 
 
 USUAL = Workload(3200, 800, 64, 64)
-"""The load of AMD's and dstack's runs, of which the suites have the shapes."""
+"""The load of AMD's and dstack's runs, whose shapes the suites have."""
 PLACE = re.compile(r"(\S+) ((?:(?:tp|dp|ep)\d+ )+)")
 """The beginning of a place that names a model and its split: `deepseek-r1 tp8 decode`."""
 
 
 def request_of(
-    engine: str, measured: Measured, told: Mapping[str, Any], given: Mapping[str, str]
+    engine: str, measured: Measured, user_fields: Mapping[str, Any], settings: Mapping[str, str]
 ) -> EngineRequest | None:
     """The deployment by whose calls cases are weighed: what the user says, else what the places of the runs'
     cases name; None where neither names one. Raises UsageError for drafts without a file of cases.
 
-    told: fields of EngineRequest that the user gave
+    user_fields: fields of EngineRequest that the user gave
+    settings:    what is set for the engine already
     """
-    if told.get("drafts") and not told.get("cases"):
+    if user_fields.get("drafts") and not user_fields.get("cases"):
         raise UsageError("--drafts: a load does not tell how many are accepted; --cases tells the calls")
     inferred: dict[str, Any] = {}
-    if told.keys().isdisjoint({"model", "tp", "ep", "dp_attention"}):
+    if user_fields.keys().isdisjoint({"model", "tp", "ep", "dp_attention"}):
         inferred = _deployment(measured)
-    if not (inferred or told):
+    if not (inferred or user_fields):
         return None
     name = hardware_name(measured.device)
     arch = name if named_sheet(name) else measured.arch
-    fields = {"model": model(R1), **inferred, **{field: value for field, value in told.items() if value}}
-    return EngineRequest(engine, arch, given=given, **fields)
+    fields = {"model": model(R1)} | inferred | {name: value for name, value in user_fields.items() if value}
+    return EngineRequest(engine, arch, given=settings, **fields)
 
 
 def _deployment(measured: Measured) -> dict[str, Any]:
@@ -161,10 +149,10 @@ def _deployment(measured: Measured) -> dict[str, Any]:
 
 
 def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Workload] = ()) -> Mix:
-    """The mix of a deployment's loads, whose steps count alike, or of its file of cases; without a request,
-    the weights that the runs' suites give to cases. Raises UsageError."""
+    """The mix of a deployment's loads, whose steps count alike, or of its file of cases. Without a request it
+    has the weights that the runs' suites give to cases. Raises UsageError."""
     if request is None:
-        return _recorded(measured)
+        return _mix_of_suites(measured)
     if request.cases:
         calls = _calls_of_file(request.cases)
         return _weighed(measured, request, calls, f"the calls of {request.cases}")
@@ -178,12 +166,10 @@ def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Wo
         raise UsageError(str(error)) from None
     texts = [f"{load.isl} tokens in, {load.osl} out, {load.concurrency} in flight" for load in loads]
     mix = _weighed(measured, request, calls, f"{deployment.text}, {'; '.join(texts)}")
-    decode_shares, prompts = zip(
-        *(_steps(load.on_rank(deployment.parallel.dp)) for load in loads), strict=True
-    )
-    return replace(
-        mix, loads=loads, decode_share=statistics.fmean(decode_shares), prompts=statistics.fmean(prompts)
-    )
+    steps = [_decode_share_and_prompts(load.on_rank(deployment.parallel.dp)) for load in loads]
+    decode_share = statistics.fmean(share for share, _ in steps)
+    prompts = statistics.fmean(prompts for _, prompts in steps)
+    return replace(mix, loads=loads, decode_share=decode_share, prompts=prompts)
 
 
 def _calls_of_file(path: str) -> list[Call]:
@@ -201,7 +187,7 @@ def _calls_of_file(path: str) -> list[Call]:
     return calls
 
 
-def _steps(load: Workload) -> tuple[float, float]:
+def _decode_share_and_prompts(load: Workload) -> tuple[float, float]:
     """The share of steps that decode, and the prompts of a mean step."""
     phases = list(simulate(load))
     steps = sum(phase.steps for phase in phases)
@@ -210,27 +196,30 @@ def _steps(load: Workload) -> tuple[float, float]:
 
 
 def _prefills(op: str, place: str) -> bool:
+    """Whether a case of the op at this place of a model is of steps with prompt tokens."""
     return op == "mha_prefill" or "prefill" in place
 
 
-def _recorded(measured: Measured) -> Mix:
-    """The weights of suites are shares of an op's calls, so each op gets the same part of the time."""
-    fastest: dict[str, float] = {}
+def _mix_of_suites(measured: Measured) -> Mix:
+    """The mix by the weights of suites. They are shares of an op's calls, so they are scaled such that the
+    fastest rows of each op take the same time."""
+    op_us: dict[str, float] = {}
     for (op, _), sheets in measured.sheets.items():
         us = min(row.us for row in sheets[0].rows) if sheets[0].rows else 0.0
-        fastest[op] = fastest.get(op, 0.0) + (sheets[0].case.weight or 1.0) * us
-    cases = _weightless(measured)
+        op_us[op] = op_us.get(op, 0.0) + (sheets[0].case.weight or 1.0) * us
+    cases = _uncounted_cases(measured)
     for weighed in cases:
         case = measured.sheets[weighed.key][0].case
-        weight = (case.weight or 1.0) / (fastest[case.op] or 1.0)
+        weight = (case.weight or 1.0) / (op_us[case.op] or 1.0)
         weighed.count(weight, _prefills(case.op, case.place))
     text = "cases as the runs weigh them"
-    if len(fastest) > 1:
+    if len(op_us) > 1:
         text += ", each op with the same part of the time"
     return Mix(text, cases, counts_calls=False)
 
 
-def _weightless(measured: Measured) -> list[Weighed]:
+def _uncounted_cases(measured: Measured) -> list[Weighed]:
+    """The measured cases, without calls."""
     return [
         Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
         for key, sheets in measured.sheets.items()
@@ -238,7 +227,8 @@ def _weightless(measured: Measured) -> list[Weighed]:
 
 
 def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], text: str) -> Mix:
-    cases = _weightless(measured)
+    """The mix in which the measured cases stand for these calls."""
+    cases = _uncounted_cases(measured)
     # Where cases differ in a page or dtype alone, those come first for which the engine's default was timed.
     ordered = sorted(cases, key=lambda case: not _has_default(measured, request, case))
     uncovered = []
@@ -248,25 +238,27 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
             new = Weighed((call.op, text_of(call.sizes)), whole_sizes(call.op, call.sizes, measured.arch))
             uncovered.append(new)
             parts = [(new, 1.0)]
-        whole = sum(part for _, part in parts)
+        all_parts = sum(part for _, part in parts)
         for case, part in parts:
-            case.share += share * part / whole
+            case.share += share * part / all_parts
             case.count(call.times * part, call.prefill)
-    used = [case for case in cases if case.calls]
     uncovered.sort(key=lambda case: -case.share)
-    words, flags = _words(request, measured), _server_flags(request)
-    return Mix(text, used, True, uncovered=uncovered, words=words, server=flags)
+    return Mix(
+        text, [case for case in cases if case.calls], counts_calls=True, uncovered=uncovered,
+        run_options=_run_options(request, measured), server_flags=_server_flags(request),
+    )  # fmt: skip
 
 
 def _server_flags(request: EngineRequest) -> list[str]:
-    """The flags of the engine. None for DP attention, which takes several that depend on each other, and for
-    a file of cases, which need not be of the model and ranks that the options name by default."""
+    """The flags of the engine for the deployment. There are none for DP attention, which takes several that
+    depend on each other, nor for a file of cases, which need not be of the model and ranks that the options
+    name by default."""
     if request.dp_attention or request.cases:
         return []
-    tp, ep, fp8 = {
-        "vllm": (f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "fp8"),
-        "sglang": (f"--tp-size {request.tp}", f"--ep-size {request.ep}", "fp8_e4m3"),
-    }[request.engine]
+    if request.engine == "vllm":
+        tp, ep, fp8 = f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "fp8"
+    else:
+        tp, ep, fp8 = f"--tp-size {request.tp}", f"--ep-size {request.ep}", "fp8_e4m3"
     flags = [tp]
     if request.ep > 1:
         flags.append(ep)
@@ -276,12 +268,13 @@ def _server_flags(request: EngineRequest) -> list[str]:
 
 
 def _has_default(measured: Measured, request: EngineRequest, case: Weighed) -> bool:
+    """Whether a run timed the row that the engine runs for the case by default."""
     choice = engines.choices(case.op, measured.arch, case.sizes, request.given).get(request.engine)
     timed = (row.cell.impl for sheet in measured.sheets[case.key] for row in sheet.rows)
     return bool(choice and choice.row in timed)
 
 
-def _words(request: EngineRequest, measured: Measured) -> list[str]:
+def _run_options(request: EngineRequest, measured: Measured) -> list[str]:
     """The options by which `run` measures the calls; none where no suite has them, as with an FP8 cache."""
     if request.cases:
         return ["--cases", request.cases]
@@ -289,29 +282,29 @@ def _words(request: EngineRequest, measured: Measured) -> list[str]:
         return []
     parallel = request.deployed(measured.arch).parallel
     suites = {deployed: name for name, deployed in DEPLOYED.items()}
-    otherwise = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
-    return ["--suite", suites.get((request.model.name, parallel), otherwise)]
+    general_name = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
+    return ["--suite", suites.get((request.model.name, parallel), general_name)]
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
     """The measured cases that stand for a call, each with its part of the call. They are the cases at the
-    next smaller and the next larger size, weighed by their distance in logarithms. Beyond the measured sizes
-    it is the last one, up to the factor BEYOND, with a weight that grows with the call. Empty where no case
-    is near enough. Of several cases at one place the first counts."""
-    wanted = whole_sizes(call.op, call.sizes, arch)
-    fixed = {name: str(wanted.get(name)) for name in FIXED[call.op]}
-    size, second = _place(call.op, wanted)
-    alike = [
-        (*_place(case.op, case.sizes), case)
-        for case in cases
-        if case.op == call.op and all(str(case.sizes.get(name)) == value for name, value in fixed.items())
-    ]
-    nearest = min((abs(of_case - second) for _, of_case, _ in alike), default=math.inf)
+    next smaller and the next larger first size of _log_sizes, weighed by their distance in logarithms. Beyond
+    the measured sizes it is the last one, up to the factor BEYOND, with a weight that grows with the call.
+    Their second size is the one nearest to the call's. Empty where no case is near enough. Of several cases
+    with the same sizes the first counts."""
+    sizes = whole_sizes(call.op, call.sizes, arch)
+    fixed = {name: str(sizes.get(name)) for name in FIXED[call.op]}
+    size, second = _log_sizes(call.op, sizes)
+    alike = []  # first size, distance of the second size to the call's, case
+    for case in cases:
+        if case.op == call.op and all(str(case.sizes.get(name)) == value for name, value in fixed.items()):
+            case_size, case_second = _log_sizes(case.op, case.sizes)
+            alike.append((case_size, abs(case_second - second), case))
+    nearest = min((distance for _, distance, _ in alike), default=math.inf)
     if nearest > math.log(BEYOND):
         return []
-    most = nearest + math.log(NEAR)
-    # Of cases at one place the dict keeps the last, so they are reversed.
-    by_size = {at: case for at, of_case, case in reversed(alike) if abs(of_case - second) <= most}
+    # Of cases with the same first size the dict keeps the last, so they are reversed.
+    by_size = {at: case for at, distance, case in reversed(alike) if distance <= nearest + math.log(NEAR)}
     below = max((at for at in by_size if at <= size), default=None)
     above = min((at for at in by_size if at >= size), default=None)
     if below is None or above is None:
@@ -325,9 +318,9 @@ def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Wei
     return [(by_size[below], 1 - part), (by_size[above], part)]
 
 
-def _place(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
-    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 for the second where
-    an op has one such size."""
+def _log_sizes(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
+    """The logarithms of the two sizes that grow with the load, for a span of its middle; 0 for the second
+    where an op has one such size."""
     _, growing = AXES[op]
-    first, *rest = [math.log(sum(parse_span(sizes[name])) / 2) for name in growing]
-    return first, rest[0] if rest else 0.0
+    logs = [math.log(sum(parse_span(sizes[name])) / 2) for name in growing]
+    return logs[0], logs[1] if len(logs) > 1 else 0.0

@@ -32,17 +32,17 @@ from kernels.engines.deploy import TABLES, known_settings
 from shapes.names import near
 
 SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
-SHOWN_CROSSOVERS = 8
+SHOWN_CROSSOVERS = 8  # the most that the text shows
 ENOUGH = 0.95
 """The share of the ops' time with measured cases, from which no more are asked for."""
-MOST_CASES = 12
-"""The most cases that one command names."""
+MOST_CASES = 12  # the most cases that one command names
 
 
 def answer(decision: Decision, worth: Worth | None) -> str:
+    """The decision in a sentence or two."""
     mix, gain = decision.mix, decision.gain
     if gain is None:
-        text = _left(decision)
+        text = _why_default(decision)
     else:
         ends = gain.share_interval
         interval = f" ({ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
@@ -56,14 +56,14 @@ def answer(decision: Decision, worth: Worth | None) -> str:
     return text
 
 
-def _left(decision: Decision) -> str:
+def _why_default(decision: Decision) -> str:
     default = f"{SPELLED[decision.launches.engine]}'s default"
-    tried = decision.compared
-    if not tried and decision.cases and not decision.choices:
+    compared = decision.compared
+    if not compared and decision.cases and not decision.choices:
         return "Nothing to choose: no known flag and no measured variable swaps a row of these cases."
-    if not tried:
+    if not compared:
         return f"Nothing could be compared with {default}."
-    best = tried[0]
+    best = compared[0]
     assert best.comparison
     launch, ratio = launch_text(best.settings), ratio_text(best.comparison)
     if best.is_clear and best.share < decision.margin:
@@ -73,11 +73,11 @@ def _left(decision: Decision) -> str:
         gain = f"{launch} is {ratio} in {best.op}"
         return f"Leave it: {gain}, but in other ops it loses, fails, or has no times: see below."
     if best.saved_us <= 0:
-        return f"Leave it: none of {counted(len(tried), 'choice')} is faster than {default}."
-    tried_best = f"best of {counted(len(tried), 'choice')} is {launch} with {ratio} in {best.op}"
+        return f"Leave it: none of {counted(len(compared), 'choice')} is faster than {default}."
+    best_text = f"best of {counted(len(compared), 'choice')} is {launch} with {ratio} in {best.op}"
     if not _is_open(decision):
-        return f"Leave it: the {tried_best}, which cannot save {decision.margin:.1%}."
-    return f"Not told from the default: leave it. The {tried_best}."
+        return f"Leave it: the {best_text}, which cannot save {decision.margin:.1%}."
+    return f"Not told from the default: leave it. The {best_text}."
 
 
 def _in_serving(worth: Worth) -> str:
@@ -117,6 +117,7 @@ def _row(choice: Compared) -> dict[str, object]:
 
 
 def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
+    """What a reader of the decision has to know: (label, text)."""
     mix = decision.mix
     if decision.compared:
         yield "regret", _regret(decision)
@@ -154,7 +155,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
 
 
 def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
-    """The settings for the engine that decide nothing that is known."""
+    """The given settings of which it is not known what they decide."""
     launches = decision.launches
     known = known_settings(launches.engine, list(kernels.OPS), launches.measured.arch)
     sheets = chain.from_iterable(launches.measured.sheets.values())
@@ -208,9 +209,8 @@ def _is_open(decision: Decision) -> bool:
     counting, least = made, decision.margin
     if decision.chosen:  # the choices that are clear count already
         counting, least = unclear, LEAST * decision.margin
-    intervals = [choice.share_interval for choice in counting]
-    most = sum(interval[1] if interval else math.inf for interval in intervals)
-    return bool(unclear) and most >= least
+    intervals = [choice.share_interval or (0.0, math.inf) for choice in counting]
+    return bool(unclear) and sum(high for _, high in intervals) >= least
 
 
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -232,6 +232,7 @@ def _regret(decision: Decision) -> str:
 
 
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
+    """Rows that are faster than all that a flag of the engine runs: of each op the one that is so by most."""
     engine = decision.launches.engine
     beaten = [case for case in decision.cases if case.beyond]
     for op, cases in grouped(beaten, lambda case: case.case.op).items():
@@ -268,10 +269,10 @@ def to_measure(decision: Decision) -> Iterator[str]:
         if not rows:
             continue
         words = ["--op", op, "--impl", ",".join(rows)]
-        words += _which(decision, cases) if op in measured else mix.words
+        words += _case_options(decision, cases) if op in measured else mix.run_options
         flags: list[str] = []
         for choice in decision.choices:
-            if choice.op == op and choice.missing and choice.settings in launches.measured.varied:
+            if choice.op == op and choice.missing and choice.settings in launches.measured.settings:
                 for name, value in choice.settings.items():
                     flags += ["--flag", f"{name}={value}"]
         yield command("toggle" if flags else "run", *flags, *words)
@@ -288,12 +289,12 @@ def _lacking(decision: Decision) -> Iterator[Weighed]:
 
 
 def _measurable(launches: Launches, case: Weighed, settings: Mapping[str, str]) -> str:
-    """The row that runs; empty where there is none, or where a run has tried to time it in vain."""
+    """The row that runs; empty where there is none, or where a run could not time it."""
     name = launches.row_name(case, settings)
     return "" if any(name in sheet.untimed for sheet in launches.sheets(case)) else name
 
 
-def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
+def _case_options(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
     """The options by which `run` measures these cases: the suite or file that has all, or the first cases."""
     sheets = [decision.launches.sheets(case) for case in cases]
     suites = {of_case[0].suite if of_case else "" for of_case in sheets}
@@ -307,15 +308,15 @@ def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
 def snippet(decision: Decision) -> Iterator[str]:
     """Lines of a shell script that launches the server, with what supports each setting."""
     folders = decision.launches.measured.folders
-    more = " ..." if len(folders) > 3 else ""
-    yield f"# decided from {', '.join(map(str, folders[:3]))}{more}"
+    dots = " ..." if len(folders) > 3 else ""
+    yield f"# decided from {', '.join(map(str, folders[:3]))}{dots}"
     yield f"# for {decision.mix.text}"
     for choice in decision.taken:
         assert choice.comparison
         speedup = f"{ratio_text(choice.comparison)} over {counted(len(choice.pairs))}"
         yield f"# {choice.op}: {rows_of(choice.pairs)}, {speedup}{_source(decision, choice)}"
     variables, flags = words_of({**decision.launches.base, **decision.chosen})
-    flags = [*decision.mix.server, *flags]
+    flags = [*decision.mix.server_flags, *flags]
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     quoted = [" ".join(map(shlex.quote, flag.split(" ", 1))) for flag in flags]
     yield " ".join([SERVERS[decision.launches.engine], *quoted])
@@ -337,6 +338,7 @@ def _source(decision: Decision, choice: Compared) -> str:
 
 
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
+    """The decision as the command's JSON has it."""
     launches, mix = decision.launches, decision.mix
     tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
     files = {name: value for name, value in tables.items() if "/" in value}
@@ -346,8 +348,8 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
         "runs": [str(folder) for folder in launches.measured.folders], "mix": mix.text,
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
         "leave_it": not decision.chosen if decision.compared else None,
-        "variables": _part(decision.chosen, flags=False),
-        "flags": _part(decision.chosen, flags=True), "files": files,
+        "variables": _settings_of(decision.chosen, flags=False),
+        "flags": _settings_of(decision.chosen, flags=True), "files": files,
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
         "regret": decision.regret, "choices": [_compared(choice) for choice in decision.choices],
         "taken": [_compared(choice) for choice in decision.taken],
@@ -360,7 +362,8 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _part(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
+def _settings_of(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
+    """The flags, or the variables."""
     return {name: value for name, value in settings.items() if name.islower() == flags}
 
 
@@ -376,8 +379,9 @@ def _case(case: BestCase) -> dict[str, Any]:
 def _compared(choice: Compared) -> dict[str, Any]:
     comparison = choice.comparison
     return {
-        "variables": _part(choice.settings, flags=False), "flags": _part(choice.settings, flags=True),
-        "op": choice.op or None, "verdict": choice.verdict if choice.is_complete else None,
+        "variables": _settings_of(choice.settings, flags=False),
+        "flags": _settings_of(choice.settings, flags=True), "op": choice.op or None,
+        "verdict": choice.verdict if choice.is_complete else None,
         "ratio": _finite(comparison.ratio) if comparison else None,
         "low": _finite(comparison.low) if comparison else None,
         "high": _finite(comparison.high) if comparison else None,

@@ -22,54 +22,40 @@ from harness.serving.names import hardware_name
 from harness.statistics.totals import total_ratio
 from shapes.scheduler import Workload
 
-LINKED = 0.9
-"""The confidence of intervals that `predict` takes and gives."""
+PREDICT_CONFIDENCE = 0.9  # of the intervals that `predict` takes and gives
 PHASES: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 
 @dataclass(frozen=True)
 class Worth:
-    """The saved milliseconds are sums over the calls of the four ops alone, as timed.
+    """What a decision saves. The milliseconds are sums over the calls of the four ops alone, as timed."""
 
-    step_ms:   saved in a mean step
-    token_ms:  saved for each token that a request gets, other requests' prefills included; 0 where the share
-               of decode steps is not known
-    prompt_ms: saved in the prefill of one prompt; 0 where it is not known
-    changes:   what the decision does to each op, by phase
-    predicted: TPOT and others as `serving predict` gives them, by the number of requests in flight; empty
-               where `why_not` says why
-    """
-
-    step_ms: float
-    token_ms: float
-    prompt_ms: float
-    changes: Sequence[KernelChange]
-    predicted: Mapping[int, Sequence[Prediction]]
-    why_not: str
+    step_ms: float  # saved in a mean step
+    token_ms: float  # saved for each token of a request, with other requests' prefills; 0: not known
+    prompt_ms: float  # saved in the prefill of one prompt; 0: not known
+    changes: Sequence[KernelChange]  # what the decision does to each op, by phase
+    predicted: Mapping[int, Sequence[Prediction]]  # TPOT and others, by the number of requests in flight
+    why_not: str  # why `serving predict` predicts nothing; empty: it does
 
 
 def decided(
-    engine: str,
-    measured: Measured,
-    told: Mapping[str, Any],
-    given: Mapping[str, str],
-    margin: float = MARGIN,
-    loads: Sequence[Workload] = (),
-) -> tuple[Decision, Worth | None]:
-    """The decision and what it is worth: None where nothing is chosen, or the mix does not count calls.
-    Raises UsageError.
+    engine: str, measured: Measured, user_fields: Mapping[str, Any], settings: Mapping[str, str],
+    margin: float = MARGIN, loads: Sequence[Workload] = (),
+) -> tuple[Decision, Worth | None]:  # fmt: skip
+    """The decision, and what it is worth; None for that where nothing is chosen, or the mix does not count
+    calls. Raises UsageError.
 
-    told:  fields of EngineRequest that the user gave
-    given: what is set for the engine already
-    loads: the loads by which cases are weighed; none: the usual one, where the user or the runs name a model
+    user_fields: fields of EngineRequest that the user gave
+    settings:    what is set for the engine already
+    loads:       by which cases are weighed; none: the usual one, where the user or the runs name a model
     """
-    request = request_of(engine, measured, told, given)
+    request = request_of(engine, measured, user_fields, settings)
     if loads and request is None:
         raise UsageError(
             "--workload needs a model whose steps verify no drafts: give --model and --tp, or --cases"
         )
     mix = mix_of(measured, request, loads)
-    decision = decide(Launches(engine, measured, mix, given), margin)
+    decision = decide(Launches(engine, measured, mix, settings), margin)
     worth = None
     if decision.gain and mix.counts_calls:
         worth = _worth(decision, decision.gain, request)
@@ -94,12 +80,13 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
     for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
             in_phase = [pair for pair in pairs if getattr(pair.case, phase)]
-            if all(pair.same for pair in in_phase):
+            if all(pair.is_unchanged for pair in in_phase):
                 continue
             series = [pair.series(getattr(pair.case, phase)) for pair in in_phase]
-            measured = total_ratio(series, confidence=LINKED)
-            part = sum(pair.case.share_in(phase) for pair in in_phase)
-            part /= sum(case.share_in(phase) for case in decision.mix.every if case.op == op)
+            measured = total_ratio(series, confidence=PREDICT_CONFIDENCE)
+            measured_share = sum(pair.case.share_in(phase) for pair in in_phase)
+            share = sum(case.share_in(phase) for case in decision.mix.every if case.op == op)
+            part = measured_share / share
             yield KernelChange(
                 op=op, factor=_over_all(measured.ratio, part), low=_over_all(measured.low, part),
                 high=_over_all(measured.high, part), phase=phase, source=str(in_phase[0].sheet.folder),
@@ -107,7 +94,7 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
 
 
 def _over_all(ratio: float, part: float) -> float:
-    """The factor of a whole of which this part becomes faster by the ratio."""
+    """The factor by which a time becomes shorter if this part of it becomes shorter by the ratio."""
     return 1 / (1 - part * (1 - 1 / ratio))
 
 

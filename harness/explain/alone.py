@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from harness.errors import UsageError
 from harness.results.read import RecordedRun, read
@@ -17,44 +18,42 @@ from shapes.names import unknown
 
 @dataclass(frozen=True)
 class CaseTimes:
-    """Microseconds of a call at a case; half: half the width of the interval of their difference."""
+    """Microseconds of a call at a case."""
 
-    text: str
+    text: str  # the case's key
     sizes: Mapping[str, Size]
     before_us: float
     after_us: float
-    half_us: float
-    weight: float
+    half_us: float  # half the width of the interval of the difference of the two
+    weight: float  # how much the case counts in means
 
     @property
     def shown(self) -> str:
+        """The sizes alone."""
         return " ".join(word for word in self.text.split() if "=" in word)
 
 
 @dataclass(frozen=True)
 class Alone:
-    """before, after: the names of the two entries
-    old, new:  the kernels that only one of the two runs, that of the most time first
-    kernel_us: of all kernels of both
-    """
+    """An op timed alone, before and after a change."""
 
     folder: str
     op: str
-    before: str
+    before: str  # the name of the entry without the change
     after: str
     cases: tuple[CaseTimes, ...]
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-    kernel_us: Mapping[str, float]
+    old: tuple[str, ...]  # kernels that only the entry before runs, those with most time first
+    new: tuple[str, ...]  # kernels that only the entry after runs
+    kernel_us: Mapping[str, float]  # kernel -> microseconds in a call, for the kernels of both
 
-    def mean(self, what: str, texts: Collection[str] | None = None) -> float:
-        """`before_us`, `after_us` or `half_us`, weighted; texts: of these cases only."""
-        cases = [case for case in self.cases if texts is None or case.text in texts]
-        return _weighted([getattr(case, what) for case in cases], [case.weight for case in cases])
+    def mean(self, column: str, keys: Collection[str] | None = None) -> float:
+        """The weighted mean of `before_us`, `after_us` or `half_us` over these cases, by default over all."""
+        cases = [case for case in self.cases if keys is None or case.text in keys]
+        return _weighted_mean([getattr(case, column) for case in cases], [case.weight for case in cases])
 
-    def saving_us(self, texts: Collection[str] | None = None) -> float:
-        """Of a call, the weighted mean over the cases."""
-        return self.mean("before_us", texts) - self.mean("after_us", texts)
+    def saving_us(self, keys: Collection[str] | None = None) -> float:
+        """What a call saves, the weighted mean over the cases with these keys, by default over all."""
+        return self.mean("before_us", keys) - self.mean("after_us", keys)
 
     @property
     def change(self) -> KernelChange:
@@ -62,82 +61,88 @@ class Alone:
         return KernelChange(op=self.op, factor=factor, source=self.folder)
 
 
-Cells = Mapping[str, Cell]
-"""Of one entry, by case."""
+CellsByCase = Mapping[str, Cell]  # of one entry, by the key of the case
 
 
 def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
-    """rows: the names of two implementations or settings; None: the baseline, and the fastest of the others.
-
-    Raises UsageError where there is no such run, row or common case, or nothing is faster.
-    """
-    run = read(path)
-    names: dict[str, dict[str, Cell]] = {}
-    for (case, name), cell in run.cells.items():
+    """rows: the names of two implementations or settings, before and after; None: the baseline, and the
+    fastest of the others. Raises UsageError where there is no such run, row or common case, or where nothing
+    is faster."""
+    recorded = read(path)
+    entries: dict[str, dict[str, Cell]] = {}
+    for (key, name), cell in recorded.cells.items():
         if cell.status == "ok" and cell.time_us:
-            names.setdefault(name, {})[case] = cell
-    baseline = run.run.baseline if run.run.baseline in names else next(iter(names), "")
-    before = _resolved(run, names, baseline, rows[0] if rows else baseline)
-    after = _resolved(run, names, baseline, rows[1]) if rows else _fastest(run, names, before)
-    common = [case for case in names[before] if case in names[after]]
-    if not common or before == after:
+            entries.setdefault(name, {})[key] = cell
+    baseline = recorded.run.baseline
+    if baseline not in entries:
+        baseline = next(iter(entries), "")
+    before = _entry(recorded, entries, baseline, rows[0] if rows else baseline)
+    after = _entry(recorded, entries, baseline, rows[1]) if rows else _fastest(recorded, entries, before)
+    pairs = {key: (old, entries[after][key]) for key, old in entries[before].items() if key in entries[after]}
+    if not pairs or before == after:
         raise UsageError(f"{path} has no case that both {before} and {after} were timed at; --rows names two")
-    sizes = {case.key: case.sizes for case in run.run.cases}
+    sizes = {case.key: case.sizes for case in recorded.run.cases}
     cases = []
-    for key in common:
-        old, new = names[before][key], names[after][key]
-        half = math.hypot(*((each.high_us or 0.0) / 2 - (each.low_us or 0.0) / 2 for each in (old, new)))
-        cases.append(CaseTimes(key, sizes[key], old.time_us or 0.0, new.time_us or 0.0, half, old.weight))
-    old_us, new_us = (_kernels([names[name][key] for key in common]) for name in (before, after))
-    old_only = sorted((name for name in old_us if name not in new_us), key=lambda name: -old_us[name])
-    new_only = sorted((name for name in new_us if name not in old_us), key=lambda name: -new_us[name])
+    for key, (old, new) in pairs.items():
+        half_us = math.hypot(*(((cell.high_us or 0.0) - (cell.low_us or 0.0)) / 2 for cell in (old, new)))
+        cases.append(CaseTimes(key, sizes[key], old.time_us or 0.0, new.time_us or 0.0, half_us, old.weight))
+    old_us = _kernel_us([old for old, _ in pairs.values()])
+    new_us = _kernel_us([new for _, new in pairs.values()])
     return Alone(
-        str(run.folder), run.run.op, before, after, tuple(cases), tuple(old_only), tuple(new_only),
-        kernel_us=new_us | old_us,
+        str(recorded.folder), recorded.run.op, before, after, tuple(cases),
+        old=_only_in(old_us, new_us), new=_only_in(new_us, old_us), kernel_us=new_us | old_us,
     )  # fmt: skip
 
 
-def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """The weighted mean; the plain one where no value has a weight."""
-    weights = weights if any(weights) else [1.0] * len(weights)
-    return sum(map(operator.mul, weights, values)) / sum(weights)
+    return float(np.average(values, weights=weights if any(weights) else None))
 
 
-def _kernels(cells: Sequence[Cell]) -> dict[str, float]:
-    """Microseconds of each kernel in a call, the mean over cases."""
-    of_case = [dict(zip(cell.kernels, cell.kernel_us, strict=False)) for cell in cells]
+def _kernel_us(cells: Sequence[Cell]) -> dict[str, float]:
+    """Kernel -> microseconds in a call, the weighted mean over the cells. A cell without it counts as 0."""
+    us_by_cell = [dict(zip(cell.kernels, cell.kernel_us, strict=False)) for cell in cells]
     weights = [cell.weight for cell in cells]
-    kernels = dict.fromkeys(kernel for us in of_case for kernel in us)
-    return {kernel: _weighted([us.get(kernel, 0.0) for us in of_case], weights) for kernel in kernels}
+    kernels = dict.fromkeys(kernel for us in us_by_cell for kernel in us)
+    return {kernel: _weighted_mean([us.get(kernel, 0.0) for us in us_by_cell], weights) for kernel in kernels}
 
 
-def _resolved(run: RecordedRun, names: Mapping[str, Cells], baseline: str, label: str) -> str:
-    """The entry that is called so, is of that implementation, or is the baseline's under that setting."""
-    if label in names:
+def _only_in(kernel_us: Mapping[str, float], other: Collection[str]) -> tuple[str, ...]:
+    """The kernels that the other entry does not run, those with most time first."""
+    names = [name for name in kernel_us if name not in other]
+    return tuple(sorted(names, key=lambda name: -kernel_us[name]))
+
+
+def _entry(recorded: RecordedRun, entries: Mapping[str, CellsByCase], baseline: str, label: str) -> str:
+    """The entry with this name; else the one of this implementation under the run's first setting, or that of
+    the baseline's implementation under this setting. Raises UsageError where there is none."""
+    if label in entries:
         return label
-    first = next(iter(run.run.settings), "")
-    base = next(iter(names.get(baseline, {}).values()), None)
-    for name, cells in names.items():
-        cell = next(iter(cells.values()))
-        of_setting = cell.setting == label and base is not None and cell.impl == base.impl
-        if of_setting or (cell.impl == label and cell.setting == first):
+    first_setting = next(iter(recorded.run.settings), "")
+    base_cell = next(iter(entries.get(baseline, {}).values()), None)
+    for name, cells in entries.items():
+        cell = next(iter(cells.values()))  # an entry has one implementation and one setting in all cases
+        is_setting = cell.setting == label and base_cell is not None and cell.impl == base_cell.impl
+        if is_setting or (cell.impl == label and cell.setting == first_setting):
             return name
-    raise UsageError(unknown("row", label, [*names, *run.run.settings], of=str(run.folder)))
+    known = [*entries, *recorded.run.settings]
+    raise UsageError(unknown("row", label, known, of=str(recorded.folder)))
 
 
-def _fastest(run: RecordedRun, names: Mapping[str, Cells], before: str) -> str:
-    """Of all other entries; in a run of settings, of the same implementation."""
-    base = names[before]
+def _fastest(recorded: RecordedRun, entries: Mapping[str, CellsByCase], before: str) -> str:
+    """The entry that is fastest over the cases that it has in common with the entry before; in a run of
+    settings, of the same implementation. Raises UsageError where none is faster than the entry before."""
+    base = entries[before]
     impl = next(iter(base.values())).impl
-    faster: dict[str, float] = {}
-    for name, cells in names.items():
-        common = [case for case in cells if case in base]
-        is_other = run.run.contrast == "settings" and next(iter(cells.values())).impl != impl
+    speedups: dict[str, float] = {}
+    for name, cells in entries.items():
+        common = [key for key in cells if key in base]
+        is_other = recorded.run.contrast == "settings" and next(iter(cells.values())).impl != impl
         if name == before or not common or is_other:
             continue
-        weights = [base[case].weight for case in common]
-        times = [_weighted([of[case].time_us or 0.0 for case in common], weights) for of in (base, cells)]
-        faster[name] = times[0] / times[1]
-    if not faster or max(faster.values()) <= 1:
-        raise UsageError(f"{run.folder} has nothing faster than {before}: name two rows with --rows")
-    return max(faster, key=lambda name: faster[name])
+        weights = [base[key].weight for key in common]
+        base_us = _weighted_mean([base[key].time_us or 0.0 for key in common], weights)
+        speedups[name] = base_us / _weighted_mean([cells[key].time_us or 0.0 for key in common], weights)
+    if not speedups or max(speedups.values()) <= 1:
+        raise UsageError(f"{recorded.folder} has nothing faster than {before}: name two rows with --rows")
+    return max(speedups, key=lambda name: speedups[name])

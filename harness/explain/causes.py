@@ -16,7 +16,7 @@ from typing import Literal
 from harness.explain.alone import Alone
 from harness.explain.served import Fit, Log
 from harness.explain.sides import Sides
-from harness.explain.step import Changed, DecodeStep
+from harness.explain.step import ChangedOp, DecodeStep
 from harness.serving.ledger import KernelChange
 from harness.serving.link.calibration import T90
 from harness.serving.link.predictions import IN_SERVER
@@ -24,6 +24,7 @@ from harness.serving.names import COMMUNICATION
 
 Sure = Literal["certain", "likely", "none seen", "not known"]
 
+# The names of causes.
 CALLS, UNREAD, SAME, TABLE = "not called", "not read", "the same server", "table missed"
 REFUSED, BASE, SHAPES, LESS = "refused", "another kernel before", "other shapes", "less in the step"
 NO_EFFECT = "without effect"
@@ -31,7 +32,9 @@ CLOCKS, SLOWER, BESIDE, WAITS = "clocks", "other kernels", "kernels beside it", 
 OVERLAP, IDLE, WORK, STALLS = "overlapped", "idle device", "other work", "stalls, scheduling"
 PREDICTED, NOISE = "the prediction", "noise"
 OF_OP = (CALLS, UNREAD, SAME, NO_EFFECT, REFUSED, TABLE, BASE, SHAPES, LESS)
+"""The causes for which the op itself does not save what was expected."""
 OF_STEP = (CLOCKS, SLOWER, BESIDE, WAITS, OVERLAP, IDLE)
+"""The causes that take the op's saving away elsewhere in the step."""
 
 TRACES = "traces of decode steps of both servers: --trace BEFORE AFTER"
 OF_SHAPES = "a trace with the engine's annotations of steps, or an eager one with record_shapes"
@@ -62,94 +65,85 @@ SURER = {
 }
 """What to record to be sure of a cause that is likely."""
 
-IN_STEP = IN_SERVER * T90
-"""The part of a saving by which one in a server usually differs from one alone."""
-OF_LAUNCH = 0.01
-"""The part of a step by which two launches of a server differ without a cause, where no A/B knows it."""
-OF_KERNEL = 3
-"""The part of one kernel's time is so many times as large."""
-LEAST = 0.1
-"""Causes below this part of the expected saving, or of what is missing, are not named."""
-SAME_CALLS = 0.02
-"""The part by which the calls of a kernel in two traces may differ."""
-FITS = 0.5
-"""From more than this part of the calls on, the served shapes are those of the run."""
-FEW = 3
-"""Fewer kernels than these that are slower alike do not show a clock."""
+# Parts of a time, if nothing else is said.
+IN_STEP = IN_SERVER * T90  # by which a saving in a server usually differs from that of the op alone
+OF_LAUNCH = 0.01  # by which the steps of two launches differ without a cause, where no A/B knows it
+OF_KERNEL = 3  # one kernel's times differ between launches by so many times the part by which steps do
+LEAST = 0.1  # causes below this part of the expected saving, or of what is missing, are not named
+SAME_CALLS = 0.02  # by which a kernel's calls in two traces may differ and count as equal
+FITS = 0.5  # where more than this part of the calls has shapes of the run, the served shapes are the run's
 
-HEAVY, MOST = 0.005, 0.7
-"""Kernels of a smaller part of the time scatter too much to show a clock; it slows most of the time alike."""
-A_CLOCK, SCATTER, ALIKE = 1.5, 1 / 3, 0.5
-"""A clock is so many launches' noise away from none; its kernels scatter by less than the one, and each is
-off by less than the other part of that: else single kernels became slower."""
-OF_MEDIAN = 1.48
-"""A standard deviation over the median deviation, of normal scatter."""
+FEWEST_KERNELS = 3  # the fewest kernels that can show another clock by becoming slower alike
+HEAVY = 0.005  # kernels with less than this part of the time scatter too much to show a clock
+CLOCK_LAUNCHES = 1.5  # the factor of a clock differs from 1 by more than so many times OF_LAUNCH
+CLOCK_SCATTER = 1 / 3  # the standard deviation of the factors of kernels, as a part of (factor - 1)
+CLOCK_ALIKE, CLOCK_MOST = 0.5, 0.7
+"""Kernels with more than the second part of the time must have factors that are off the shared one by less
+than the first part of (factor - 1). Else single kernels became slower, and it is no clock."""
+OF_MEDIAN = 1.48  # the standard deviation of a normal distribution over its median absolute deviation
 
 
 @dataclass(frozen=True)
 class Cause:
-    """ms:   what it took of the gain; negative: it added to it; None: its size is not known
-    says: a sentence for the first line; evidence: what shows it
-    record: what would tell whether there is this cause, or make it sure; empty: nothing is needed
-    """
+    """A cause for which less is saved than was expected, or more."""
 
     name: str
     sure: Sure
-    ms: float | None = None
-    says: str = ""
-    evidence: tuple[str, ...] = ()
-    record: str = ""
+    ms: float | None = None  # what it took of the gain; negative: it added to it; None: not known
+    says: str = ""  # a sentence for the first line
+    evidence: tuple[str, ...] = ()  # lines that show it
+    record: str = ""  # what would tell whether there is this cause, or make it sure; empty: nothing is needed
 
     @property
     def named(self) -> bool:
+        """Whether there is evidence of it."""
         return self.sure in ("certain", "likely")
 
-    def of(self, ms: float, evidence: Iterable[str]) -> Cause:
-        """With a size, and with more evidence."""
+    def sized(self, ms: float, evidence: Iterable[str]) -> Cause:
+        """The cause with a size, and with more evidence; empty lines are left out."""
         return replace(self, ms=ms, evidence=(*self.evidence, *filter(None, evidence)))
 
 
-def _if_seen(
-    name: str, ms: float, least: float, says: str, evidence: Iterable[str], sure: Sure = "likely"
+def _if_large(
+    name: str, ms: float, least_ms: float, says: str, evidence: Iterable[str], sure: Sure = "likely"
 ) -> Cause:
-    return Cause(name, "none seen") if abs(ms) <= least else Cause(name, sure, says=says).of(ms, evidence)
+    """The cause if its size is above the least one; else that it was not seen."""
+    if abs(ms) <= least_ms:
+        return Cause(name, "none seen")
+    return Cause(name, sure, says=says).sized(ms, evidence)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The mean step of both servers, or only of that with the change, and what else is known of the op.
-
-    fit:     how the served shapes fit the run's cases; None: they are not known
-    unlike:  in what the profiled steps differ besides, as requests or contexts; empty: they do not
-    changes: as the user gave them
-    """
+    """The mean step of both servers, or only of that with the change, and what else is known of the op."""
 
     before: DecodeStep | None
     after: DecodeStep
     ops: tuple[str, ...]
-    alone: Alone | None
-    fit: Fit | None
-    unlike: str
+    alone: Alone | None  # the op timed alone in a run, if there is one
+    fit: Fit | None  # how the served shapes fit the run's cases; None: they are not known
+    unlike: str  # how the work of the profiled steps differs, in requests or contexts; empty: it does not
     log: Log
     sides: Sides
-    changed: Changed
-    changes: tuple[KernelChange, ...] = ()
+    changed: ChangedOp
+    changes: tuple[KernelChange, ...] = ()  # what the user expects of each op
 
     @property
     def expected_ms(self) -> float | None:
-        """Calls times the saving alone, or the part of the op's time that factors take off; a trace does not
-        tell the parts of an op apart."""
+        """The saving of a step that was expected: by a run, the calls times the saving alone; by the user's
+        changes, what they take off the op's time. None for changes of a part of an op, because a trace does
+        not tell its parts apart."""
         if self.alone:
             return self.changed.calls * self.alone.saving_us() / 1e3
         if not self.changes or self.before is None or any(change.part for change in self.changes):
             return None
-        return sum(self._of_change(self.before, change) for change in self.changes)
+        return sum(self._expected_of(self.before, change) for change in self.changes)
 
-    def _of_change(self, before: DecodeStep, change: KernelChange) -> float:
+    def _expected_of(self, before: DecodeStep, change: KernelChange) -> float:
         if change.saved_us is not None:
             return (change.calls or self.changed.calls) * change.saved_us / 1e3
-        took = sum(kernel.ms for kernel in before.kernels.values() if kernel.op_class == change.op)
-        return took * (1 - 1 / (change.factor or 1.0))
+        op_ms = sum(kernel.ms for kernel in before.kernels.values() if kernel.op_class == change.op)
+        return op_ms * (1 - 1 / (change.factor or 1.0))
 
     @property
     def saved_ms(self) -> float | None:
@@ -157,69 +151,73 @@ class Steps:
 
     @property
     def of_launch(self) -> float:
-        """The part by which two launches differ: that of the A/B where it is known to be larger."""
+        """The part by which two launches differ without a cause: that of the A/B where it is larger."""
         effect = self.sides.effect
         return max(OF_LAUNCH, (effect.launch_spread or 0.0) / 100 if effect else 0.0)
 
     @property
     def uncalled_ms(self) -> float:
         """What the calls that the new kernel did not take would have saved."""
-        found = self.changed
-        if found.by_op and self.before and self.changes and self.alone is None:
-            parts = [(1 - found.by_op.get(change.op, 1.0), change) for change in self.changes]
-            return sum(part * self._of_change(self.before, change) for part, change in parts)
-        return (1 - (found.called or 0.0)) * (self.expected_ms or 0.0)
+        new_part = self.changed.swap.new_part
+        if new_part and self.before and self.changes and self.alone is None:
+            left = [(1 - new_part.get(change.op, 1.0), change) for change in self.changes]
+            return sum(part * self._expected_of(self.before, change) for part, change in left)
+        return (1 - (self.changed.new_part or 0.0)) * (self.expected_ms or 0.0)
 
     @property
     def half_ms(self) -> float:
         """Half the width of the interval of saved_ms."""
-        return math.hypot(self.half("step"), self.of_launch * self.after.ms)
+        return math.hypot(self.half_ms_of("step"), self.of_launch * self.after.ms)
 
-    def half(self, *keys: str) -> float:
-        """Half the width of the interval of a difference of both steps in these parts."""
-        sides = (step for step in (self.before, self.after) if step)
-        return math.hypot(*(step.half.get(key, 0.0) for step in sides for key in keys))
+    def half_ms_of(self, *keys: str) -> float:
+        """Half the width of the interval of the difference of both steps in these keys of `half_width_ms`."""
+        steps = [step for step in (self.before, self.after) if step]
+        return math.hypot(*(step.half_width_ms.get(key, 0.0) for step in steps for key in keys))
 
     @property
-    def floor(self) -> float:
-        """Below it no cause is named."""
+    def least_ms(self) -> float:
+        """The size up to which a cause is not named."""
         expected, saved = self.expected_ms, self.saved_ms or 0.0
         if not expected:
             return max(self.of_launch * self.after.ms, LEAST * abs(saved))
         return LEAST * max(abs(expected), abs(expected - saved) if self.before else 0.0)
 
 
-def of_step(steps: Steps) -> Iterator[Cause]:
+def step_causes(steps: Steps) -> Iterator[Cause]:
     """The causes that traces show; `none seen` where they would show one and do not."""
     before, after = steps.before, steps.after
     if before is None:
-        yield from _of_one(steps)
+        yield from _causes_of_one_step(steps)
         return
     clock, ratios = (1.0, {}) if steps.unlike else _clock(before, after, steps.changed)
-    of_op = list(_of_op(steps, clock))
+    of_op = list(_op_causes(steps, clock))
     if steps.unlike:
         yield from (cause for cause in of_op if cause.name in (CALLS, UNREAD, SAME, REFUSED))
         return
     yield from of_op
-    yield _of_clock(steps, before, clock, ratios)
-    yield from _of_neighbours(steps, before, clock, ratios)
-    saved, busy = before.sum_ms - after.sum_ms, before.busy_ms - after.busy_ms
-    exposed = [step.exposed(COMMUNICATION) for step in (before, after)]
-    under = exposed[1] - exposed[0] > abs(saved - busy) / 2
-    yield _if_seen(
-        OVERLAP, saved - busy, max(steps.half("overlapped"), steps.floor),
-        f"What the kernel saves runs {'under communication' if under else 'beside other kernels'}",
-        (f"kernels take {figure(saved)} ms less in sum, the device is busy for {figure(busy)} ms less",
-         f"exposed communication: {figure(exposed[0])} -> {figure(exposed[1])} ms" if under else ""),
+    yield _clock_cause(steps, before, clock, ratios)
+    yield from _neighbour_causes(steps, before, clock, ratios)
+    saved_sum, saved_busy = before.sum_ms - after.sum_ms, before.busy_ms - after.busy_ms
+    exposed_before, exposed_after = before.exposed_ms(COMMUNICATION), after.exposed_ms(COMMUNICATION)
+    beside, exposure = "beside other kernels", ""
+    if exposed_after - exposed_before > abs(saved_sum - saved_busy) / 2:
+        beside = "under communication"
+        exposure = f"exposed communication: {figure(exposed_before)} -> {figure(exposed_after)} ms"
+    in_sum = f"kernels take {figure(saved_sum)} ms less in sum"
+    yield _if_large(
+        OVERLAP, saved_sum - saved_busy, max(steps.half_ms_of("overlapped"), steps.least_ms),
+        f"What the kernel saves runs {beside}",
+        (f"{in_sum}, the device is busy for {figure(saved_busy)} ms less", exposure),
     )  # fmt: skip
     if after.on_cpu:  # Python runs between operators, and nothing waits for a host
         return
-    modes = [step.launch for step in (before, after)]
-    how = f": {modes[1]} instead of {modes[0]}" if "" not in modes and modes[0] != modes[1] else ""
-    more = after.idle_ms - before.idle_ms
-    yield _if_seen(
-        IDLE, more, max(steps.half("idle"), steps.floor, steps.of_launch * after.ms),
-        f"The device waits {'longer' if more > 0 else 'less'} for the host{how}",
+    more_idle_ms = after.idle_ms - before.idle_ms
+    says = f"The device waits {'longer' if more_idle_ms > 0 else 'less'} for the host"
+    if before.launch and after.launch and before.launch != after.launch:
+        says += f": {after.launch} instead of {before.launch}"
+    yield _if_large(
+        IDLE, more_idle_ms,
+        max(steps.half_ms_of("idle"), steps.least_ms, steps.of_launch * after.ms), says,
         (f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step",),
     )  # fmt: skip
 
@@ -227,132 +225,140 @@ def of_step(steps: Steps) -> Iterator[Cause]:
 # The op itself
 
 
-def _of_one(steps: Steps) -> Iterator[Cause]:
-    """Of the trace with the change alone: whether the kernel is called, and how long it takes there."""
-    alone, found, expected = steps.alone, steps.changed, steps.expected_ms
-    if alone is None or found.called is None or expected is None:
+def _causes_of_one_step(steps: Steps) -> Iterator[Cause]:
+    """From the trace with the change alone: whether the kernel is called, and how long it takes there."""
+    alone, changed, expected_ms = steps.alone, steps.changed, steps.expected_ms
+    if alone is None or changed.new_part is None or expected_ms is None:
         return
     yield _not_called(steps, steps.uncalled_ms)
-    if found.new and found.called:
-        own_us = sum(alone.kernel_us[name] for name in alone.new)
-        slower = steps.after.of(found.new) - found.called * found.calls * own_us / 1e3
-        yield _less(steps, slower, IN_STEP * found.called * expected)
+    if changed.swap.new and changed.new_part:
+        alone_ms = sum(alone.kernel_us[name] for name in alone.new) / 1e3
+        longer_ms = steps.after.ms_of(changed.swap.new) - changed.new_part * changed.calls * alone_ms
+        yield _saves_less(steps, longer_ms, IN_STEP * changed.new_part * expected_ms)
 
 
-def _of_op(steps: Steps, clock: float) -> Iterator[Cause]:
-    """What the op itself did not save, at the clock of the step before."""
-    before, after, found, expected = steps.before, steps.after, steps.changed, steps.expected_ms
-    if before is None or expected is None:
+def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
+    """What the op itself did not save, at the clock of the step before: the expected saving less its own,
+    split into causes, each of which takes its size off what is left for the next."""
+    before, changed, expected_ms = steps.before, steps.changed, steps.expected_ms
+    if before is None or expected_ms is None:
         return
-    was, now = before.of(found.before), after.of(found.after) / clock
-    half = max(steps.of_launch * was + steps.half(*steps.ops), steps.floor)
-    lost = expected - (was - now)
-    part = 1.0 if found.called is None else found.called
-    if found.called is None and abs(was - now) < max(1.5 * LEAST * abs(expected), half) and not steps.unlike:
-        yield _not_in_effect(steps, lost)
-        return
-    if found.called is not None:  # what ran instead may save something, too
-        cause = _not_called(steps, steps.uncalled_ms if part or steps.unlike else lost)
+    before_ms, after_ms = before.ms_of(changed.before), steps.after.ms_of(changed.after) / clock
+    least_ms = max(steps.of_launch * before_ms + steps.half_ms_of(*steps.ops), steps.least_ms)
+    saved_ms = before_ms - after_ms
+    lost_ms = expected_ms - saved_ms
+    new_part = changed.new_part
+    if new_part is None:
+        is_unchanged = abs(saved_ms) < max(1.5 * LEAST * abs(expected_ms), least_ms)
+        if is_unchanged and not steps.unlike:
+            yield _not_in_effect(steps, lost_ms)
+            return
+        new_part = 1.0
+    else:  # without new calls, what ran instead may save something, too
+        cause = _not_called(steps, steps.uncalled_ms if new_part or steps.unlike else lost_ms)
         yield cause
-        lost -= cause.ms or 0.0
-    if not part:
+        lost_ms -= cause.ms or 0.0
+    if not new_part:
         return
-    for cause in _apart(steps, was, part, half):
+    for cause in _base_and_shapes(steps, before_ms, new_part, least_ms):
         yield cause
         if cause.name == SHAPES and cause.sure == "certain":
             return
-        lost -= cause.ms or 0.0
-    yield _less(steps, lost, max(half, IN_STEP * abs(part * expected)))
+        lost_ms -= cause.ms or 0.0
+    yield _saves_less(steps, lost_ms, max(least_ms, IN_STEP * abs(new_part * expected_ms)))
 
 
-def _apart(steps: Steps, was: float, part: float, least: float) -> Iterator[Cause]:
-    """Whether the kernel before, and the shapes, are those of the run."""
-    alone, found, fit = steps.alone, steps.changed, steps.fit
+def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: float) -> Iterator[Cause]:
+    """Whether the kernel before, and the shapes, are those of the run. before_ms: of the op in the step
+    before; new_part: the part of the calls that the new kernel took"""
+    alone, changed, fit = steps.alone, steps.changed, steps.fit
     if alone is None or steps.before is None:
         return
-    before_us = alone.mean("before_us")
-    if found.foreign:
-        own = part * (found.calls * before_us / 1e3 - was)
-        ran = short(found.foreign)
-        says = f"Without the change the server ran {ran}, which is faster than the run's {alone.before}"
-        evidence = f"{_calls(found.foreign, steps.before)} a step in {steps.before.file}: {ran}"
-        in_run = f"{alone.before} takes {figure(before_us)} us in {alone.folder}"
-        yield _if_seen(BASE, own, least, says, (evidence, in_run), "certain")
+    if foreign := changed.swap.foreign:
+        alone_us = alone.mean("before_us")
+        shorter_ms = new_part * (changed.calls * alone_us / 1e3 - before_ms)
+        says = f"Without the change the server ran {short(foreign)}, which is faster than the run's"
+        evidence = f"{_calls(foreign, steps.before)} a step in {steps.before.file}: {short(foreign)}"
+        in_run = f"{alone.before} takes {figure(alone_us)} us in {alone.folder}"
+        yield _if_large(BASE, shorter_ms, least_ms, f"{says} {alone.before}", (evidence, in_run), "certain")
     if fit is None:
         return
-    saved = found.calls * alone.saving_us() / 1e3
+    expected_ms = changed.calls * alone.saving_us() / 1e3
     if fit.part > FITS:
-        of_shapes = part * (saved - found.calls * alone.saving_us(fit.cases) / 1e3)
+        sure: Sure = "likely"
+        lost_ms = new_part * (expected_ms - changed.calls * alone.saving_us(fit.cases) / 1e3)
     else:  # what a call saves at these shapes was not timed
-        of_shapes = part * saved - (was - steps.after.of(found.after))
+        sure = "certain"
+        lost_ms = new_part * expected_ms - (before_ms - steps.after.ms_of(changed.after))
     cases = "; ".join(case.shown for case in alone.cases[:3])
-    yield _if_seen(
-        SHAPES, of_shapes, least, f"The server calls the op at other shapes than the run: {fit.served}",
-        (f"served: {fit.served} ({fit.source})", f"timed: {cases} ({alone.folder})"),
-        "likely" if fit.part > FITS else "certain",
+    yield _if_large(
+        SHAPES, lost_ms, least_ms, f"The server calls the op at other shapes than the run: {fit.served}",
+        (f"served: {fit.served} ({fit.source})", f"timed: {cases} ({alone.folder})"), sure,
     )  # fmt: skip
 
 
 def _not_called(steps: Steps, ms: float) -> Cause:
-    found, after = steps.changed, steps.after
-    names = found.wanted or found.new
+    """That calls of the new kernel are missing. ms: what they would have saved"""
+    changed, swap, after = steps.changed, steps.changed.swap, steps.after
+    names = changed.run_names or swap.new
     kernel = short(names[0]) if names else "the new kernel"
-    there, left = after.calls(found.new[:1]), after.calls(found.old[:1])
-    instead = next((name for name in found.after if name not in found.old), "")
+    new_calls, old_calls = after.calls_of(swap.new[:1]), after.calls_of(swap.old[:1])
+    instead = next((name for name in changed.after if name not in swap.old), "")
     evidence = [
-        f"{figure(there)} calls of {kernel} a step in {after.file}, {after.steps} decode steps",
-        f"{figure(left)} calls of {short(found.old[0])} are left" if found.old and left else "",
-        f"{_calls(instead, after)} of {short(instead)} instead" if instead and not there else "",
+        f"{figure(new_calls)} calls of {kernel} a step in {after.file}, {after.steps} decode steps",
+        f"{figure(old_calls)} calls of {short(swap.old[0])} are left" if swap.old and old_calls else "",
+        f"{_calls(instead, after)} of {short(instead)} instead" if instead and not new_calls else "",
         *(f"the log says: {line}" for line, _ in steps.log.chosen.most_common(3)),
     ]
-    says = f"The new kernel was not called: {kernel} is in no step of {after.file}"
     # A kernel of another name may be the same one, or a variant for other shapes.
-    sure: Sure = "certain" if found.wanted and not found.guessed and (there or left) else "likely"
-    if there:
-        says = f"The new kernel takes {100 * (found.called or 0):.0f} % of the calls only: {kernel}"
-        return _if_seen(CALLS, ms, steps.floor, says, evidence, sure)
+    is_told_by_name = changed.run_names and not swap.guessed and (new_calls or old_calls)
+    sure: Sure = "certain" if is_told_by_name else "likely"
+    if new_calls:
+        says = f"The new kernel takes {100 * (changed.new_part or 0):.0f} % of the calls only: {kernel}"
+        return _if_large(CALLS, ms, steps.least_ms, says, evidence, sure)
+    says = f"The new kernel was not called: {kernel} is in no step of {after.file}"
     if steps.fit and steps.fit.part <= FITS:
         says, sure = f"{says}; the run timed other shapes than are served ({steps.fit.served})", "likely"
-    because = not_in_effect(steps.sides, steps.log)
-    if because and because.sure == "certain" and abs(ms) > steps.floor:
-        return because.of(ms, evidence)
-    return _if_seen(CALLS, ms, steps.floor, says, [*evidence, *(because.evidence if because else ())], sure)
+    reason = not_in_effect(steps.sides, steps.log)
+    if reason and reason.sure == "certain" and abs(ms) > steps.least_ms:
+        return reason.sized(ms, evidence)
+    if reason:
+        evidence += reason.evidence
+    return _if_large(CALLS, ms, steps.least_ms, says, evidence, sure)
 
 
 def _not_in_effect(steps: Steps, ms: float) -> Cause:
-    """The same kernels run as fast as before."""
-    found = steps.changed
+    """That the same kernels run as fast as before, with the reason if one is known. ms: what is missing"""
     assert steps.before
-    names = [name for name in found.before if name in steps.after.kernels][:2]
-    evidence = [
-        f"{_calls(name, steps.before)} -> {_calls(name, steps.after)} a step: {name}" for name in names
-    ]
-    if because := not_in_effect(steps.sides, steps.log) or _table(steps, ms):
-        return because.of(ms, evidence)
+    before, after = steps.before, steps.after
+    names = [name for name in steps.changed.before if name in after.kernels][:2]
+    evidence = [f"{_calls(name, before)} -> {_calls(name, after)} a step: {name}" for name in names]
+    if reason := not_in_effect(steps.sides, steps.log) or _table_cause(steps, ms):
+        return reason.sized(ms, evidence)
     says = f"The same kernels run as fast as without the change: {', '.join(map(short, names)) or 'none'}"
-    return _if_seen(NO_EFFECT, ms, steps.floor, says, evidence)
+    return _if_large(NO_EFFECT, ms, steps.least_ms, says, evidence)
 
 
 def not_in_effect(sides: Sides, log: Log) -> Cause | None:
     """Why the change cannot be in effect, where names, settings or a log say so."""
     if says := sides.unread:
-        evidence = f"looked up in what is installed ({sides.what})"
+        evidence = f"looked up in what is installed ({sides.title})"
         return Cause(UNREAD, "certain", None, says[0].upper() + says[1:], (evidence,))
     if log.refused:
         says = f"The server refused it: {next(iter(log.refused))}"
-        return Cause(REFUSED, "likely", None, says, _lines(log.refused, 2))
+        return Cause(REFUSED, "likely", None, says, _log_lines(log.refused, 2))
     if sides.same:
         says = f"Both servers are the same: {sides.same}"
-        return Cause(SAME, "certain" if sides.alike else "likely", None, says, (sides.what,))
+        return Cause(SAME, "certain" if sides.launched_alike else "likely", None, says, (sides.title,))
     return None
 
 
-def _lines(counts: Counter[str], most: int) -> tuple[str, ...]:
+def _log_lines(counts: Counter[str], most: int) -> tuple[str, ...]:
     return tuple(f"{count} lines of the log: {line}" for line, count in counts.most_common(most))
 
 
 def same_kernels(steps: Steps) -> Cause | None:
-    """Where nothing says which op was changed: whether both steps are the same."""
+    """That both steps are the same, where they are; for steps of which nothing says which op was changed."""
     before, after = steps.before, steps.after
     if before is None or {*before.kernels} != {*after.kernels} or abs(before.ms - after.ms) > steps.half_ms:
         return None
@@ -362,128 +368,131 @@ def same_kernels(steps: Steps) -> Cause | None:
 
 
 def missed_table(log: Log, ops: Sequence[str], served: str = "") -> Cause | None:
-    """What a log says of tables of these ops; certain for a shape that was served."""
+    """What a log says of tables of these ops; certain for a shape that was served. None: it says nothing."""
     if op := next((op for op in ops if op in log.missed), None):
-        words = {word for text in log.missed[op] for word in text.split()}
-        is_served = words & {word.strip(",") for word in served.split()}
+        missed_sizes = {word for text in log.missed[op] for word in text.split()}
+        is_served = not missed_sizes.isdisjoint(word.strip(",") for word in served.split())
         says = f"The tuned table has no entry for {op} as it is called, and a default runs"
-        return Cause(TABLE, "certain" if is_served else "likely", None, says, _lines(log.missed[op], 3))
+        return Cause(TABLE, "certain" if is_served else "likely", None, says, _log_lines(log.missed[op], 3))
     if (ops or not log.missed) and log.files and (log.hits or not log.has_aiter):
         return Cause(TABLE, "none seen")
     return None
 
 
-def _table(steps: Steps, ms: float) -> Cause | None:
+def _table_cause(steps: Steps, ms: float) -> Cause | None:
+    """That a table was missed, where a log says so and enough is missing for it."""
     cause = missed_table(steps.log, steps.ops, steps.fit.served if steps.fit else "")
-    return cause if cause and cause.named and ms > steps.floor else None
+    return cause if cause and cause.named and ms > steps.least_ms else None
 
 
-def _less(steps: Steps, ms: float, least: float) -> Cause:
-    found, after, alone = steps.changed, steps.after, steps.alone
-    kernel = found.new[0] if found.new else next(iter(found.after), "")
+def _saves_less(steps: Steps, ms: float, least_ms: float) -> Cause:
+    """That the op saves less in the step than alone, or more."""
+    changed, after, alone = steps.changed, steps.after, steps.alone
+    kernel = next(iter([*changed.swap.new, *changed.after]), "")
     evidence = [f"{_calls(kernel, after)} a step in {after.file}: {kernel}"]
-    if alone and kernel in alone.kernel_us:
-        evidence.append(
-            f"alone it takes {figure(alone.kernel_us[kernel])} us ({alone.after}, {alone.folder})"
-        )
+    if alone and (us := alone.kernel_us.get(kernel)) is not None:
+        evidence.append(f"alone it takes {figure(us)} us ({alone.after}, {alone.folder})")
     if steps.before:
-        took = f"{figure(steps.before.of(found.before))} -> {figure(after.of(found.after))}"
-        evidence.append(f"the op takes {took} ms of a step")
-    if ms > least and (missed := _table(steps, ms)):
-        return missed.of(ms, evidence)
-    known = "" if steps.fit else "; whether it is called at other shapes is not known"
-    what = "The new kernel runs, and" if found.new else "The op"
+        times = f"{figure(steps.before.ms_of(changed.before))} -> {figure(after.ms_of(changed.after))}"
+        evidence.append(f"the op takes {times} ms of a step")
+    if ms > least_ms and (missed := _table_cause(steps, ms)):
+        return missed.sized(ms, evidence)
+    unknown = "" if steps.fit else "; whether it is called at other shapes is not known"
+    what = "The new kernel runs, and" if changed.swap.new else "The op"
     how = f"saves {'less' if ms > 0 else 'more'}"
     if (steps.expected_ms or 0.0) < 0:
         how = f"loses {'more' if ms > 0 else 'less'}"
-    says = f"{what} {how} in the step than alone{known}"
-    return _if_seen(LESS, ms, max(least, steps.floor), says, evidence)
+    says = f"{what} {how} in the step than alone{unknown}"
+    return _if_large(LESS, ms, max(least_ms, steps.least_ms), says, evidence)
 
 
 # What surrounds it
 
 
-def _clock(before: DecodeStep, after: DecodeStep, found: Changed) -> tuple[float, Mapping[str, float]]:
-    """(factor, ratios): what a call takes over what it took, of the kernels that the change leaves alone, and
-    the one factor that they share; 1: they share none."""
-    own = {*found.before, *found.after}
-    same = [
-        (kernel, after.kernels[name])
-        for name, kernel in before.kernels.items()
-        if name in after.kernels and name not in own and kernel.op_class not in COMMUNICATION
-        and abs(after.calls([name]) / kernel.calls - 1) <= SAME_CALLS and kernel.ms > 0
-    ]  # fmt: skip
-    ratios = {was.name: now.us_per_call / was.us_per_call for was, now in same}
-    total = sum(was.ms for was, _ in same)
-    heavy = [ratios[was.name] for was, _ in same if was.ms > HEAVY * total]
-    factor = statistics.median(heavy) if len(heavy) >= FEW else 1.0
-    away = abs(factor - 1)
-    alike = sum(was.ms for was, _ in same if abs(ratios[was.name] - factor) < ALIKE * away)
-    spread = OF_MEDIAN * statistics.median(abs(each - factor) for each in heavy) if heavy else 0.0
-    shared = away > A_CLOCK * OF_LAUNCH and spread < SCATTER * away and alike > MOST * total
-    return factor if shared else 1.0, ratios
+def _clock(before: DecodeStep, after: DecodeStep, changed: ChangedOp) -> tuple[float, dict[str, float]]:
+    """The factor by which another clock makes kernels slower, 1 where none shows; and of each kernel that the
+    change leaves alone the time of a call after over that before."""
+    ratios: dict[str, float] = {}
+    for name, kernel in before.kernels.items():
+        is_other = name not in {*changed.before, *changed.after} and kernel.op_class not in COMMUNICATION
+        has_same_calls = abs(after.calls_of([name]) / kernel.calls - 1) <= SAME_CALLS
+        if is_other and has_same_calls and kernel.ms > 0:
+            ratios[name] = after.kernels[name].us_per_call / kernel.us_per_call
+    total_ms = before.ms_of(ratios)
+    heavy = [ratio for name, ratio in ratios.items() if before.kernels[name].ms > HEAVY * total_ms]
+    if len(heavy) < FEWEST_KERNELS:
+        return 1.0, ratios
+    factor = statistics.median(heavy)
+    change = abs(factor - 1)
+    scatter = OF_MEDIAN * statistics.median(abs(ratio - factor) for ratio in heavy)
+    alike = [name for name, ratio in ratios.items() if abs(ratio - factor) < CLOCK_ALIKE * change]
+    is_one_factor = scatter < CLOCK_SCATTER * change and before.ms_of(alike) > CLOCK_MOST * total_ms
+    return factor if is_one_factor and change > CLOCK_LAUNCHES * OF_LAUNCH else 1.0, ratios
 
 
-def _of_clock(steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]) -> Cause:
-    if len(ratios) < FEW:
+def _clock_cause(steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]) -> Cause:
+    if len(ratios) < FEWEST_KERNELS:
         return Cause(CLOCKS, "not known")
-    taken = (clock - 1) * before.of(ratios) + steps.after.of(steps.changed.after) * (1 - 1 / clock)
-    low, *_, high = sorted(ratios.values())
-    return _if_seen(
-        CLOCKS, taken, steps.floor,
-        f"All kernels became {100 * abs(clock - 1):.2g} % {'slower' if taken > 0 else 'faster'} alike, as by "
-        "another clock",
-        (f"{len(ratios)} kernels that the change leaves alone take {clock:.3f} times as long a call, from "
-         f"{low:.3f} to {high:.3f} ({steps.after.file} over {before.file})",),
+    # What the clock adds to the kernels that the change leaves alone, and to the changed op.
+    ms = (clock - 1) * before.ms_of(ratios) + steps.after.ms_of(steps.changed.after) * (1 - 1 / clock)
+    percent = f"{100 * abs(clock - 1):.2g} % {'slower' if ms > 0 else 'faster'}"
+    span = f"from {min(ratios.values()):.3f} to {max(ratios.values()):.3f}"
+    others = f"{len(ratios)} kernels that the change leaves alone"
+    return _if_large(
+        CLOCKS, ms, steps.least_ms, f"All kernels became {percent} alike, as by another clock",
+        (f"{others} take {clock:.3f} times as long a call, {span} ({steps.after.file} over {before.file})",),
     )  # fmt: skip
 
 
-def _of_neighbours(
+def _neighbour_causes(
     steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]
 ) -> Iterator[Cause]:
     """Other kernels: slower ones, new and gone ones, and communication, which waits for the slowest rank."""
-    after, deltas = steps.after, _deltas(steps, before, clock, ratios)
-    for name, rows in deltas.items():
-        ms, classes = sum(rows.values()), {before.op_class(row) or after.op_class(row) for row in rows}
-        least = max(steps.floor, steps.half(*classes), OF_KERNEL * steps.of_launch * before.of(rows))
-        largest = sorted(rows, key=lambda row: -abs(rows[row]))[:3]
-        first, more = short(largest[0]) if rows else "", ms > 0
+    after = steps.after
+    for cause, added_ms in _added_ms(steps, before, clock, ratios).items():
+        ms = sum(added_ms.values())
+        classes = {before.op_class(kernel) or after.op_class(kernel) for kernel in added_ms}
+        noise_ms = OF_KERNEL * steps.of_launch * before.ms_of(added_ms)
+        largest = sorted(added_ms, key=lambda kernel: -abs(added_ms[kernel]))[:3]
+        first = short(largest[0]) if largest else ""
         says = {
-            SLOWER: f"Other kernels became {'slower' if more else 'faster'}, most of all {first}",
-            BESIDE: f"The change {'brings other kernels' if more else 'takes kernels away'}: {first}",
-            WAITS: f"Communication takes {'longer' if more else 'less'}: a rank waits for the slowest one",
-        }[name]
-        evidence = [f"{_calls(row, before)} -> {_calls(row, after)} a step: {row}" for row in largest]
-        yield _if_seen(name, ms, least, says, evidence, "certain" if name == BESIDE else "likely")
+            SLOWER: f"Other kernels became {'slower' if ms > 0 else 'faster'}, most of all {first}",
+            BESIDE: f"The change {'brings other kernels' if ms > 0 else 'takes kernels away'}: {first}",
+            WAITS: f"Communication takes {'longer' if ms > 0 else 'less'}: a rank waits for the slowest one",
+        }[cause]
+        evidence = [f"{_calls(each, before)} -> {_calls(each, after)} a step: {each}" for each in largest]
+        least_ms = max(steps.least_ms, steps.half_ms_of(*classes), noise_ms)
+        yield _if_large(cause, ms, least_ms, says, evidence, "certain" if cause == BESIDE else "likely")
 
 
-def _deltas(
+def _added_ms(
     steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """By cause and kernel, what it takes more than before at the clock of after."""
-    after, own = steps.after, {*steps.changed.before, *steps.changed.after}
-    found: dict[str, dict[str, float]] = {SLOWER: {}, BESIDE: {}, WAITS: {}}
-    for name in {**before.kernels, **after.kernels}.keys() - own:
-        delta = after.of([name]) - clock * before.of([name])
+    """Cause -> kernel -> the ms by which it takes longer than before, at the clock of the step after."""
+    after, changed = steps.after, steps.changed
+    added: dict[str, dict[str, float]] = {SLOWER: {}, BESIDE: {}, WAITS: {}}
+    for name in (before.kernels.keys() | after.kernels.keys()) - {*changed.before, *changed.after}:
+        before_ms, after_ms = before.ms_of([name]), after.ms_of([name])
         op_class = before.op_class(name) or after.op_class(name)
-        noise = max(OF_KERNEL * steps.of_launch * before.of([name]), steps.half(op_class))
-        if op_class in COMMUNICATION:  # the clock may slow it or not
-            low, high = sorted((before.of([name]), clock * before.of([name])))
-            found[WAITS][name] = after.of([name]) - min(max(after.of([name]), low), high)
+        noise_ms = max(OF_KERNEL * steps.of_launch * before_ms, steps.half_ms_of(op_class))
+        if op_class in COMMUNICATION:  # the clock may slow it or not: only what lies beyond both counts
+            low, high = sorted((before_ms, clock * before_ms))
+            added[WAITS][name] = after_ms - min(max(after_ms, low), high)
         elif name not in ratios:
-            found[BESIDE][name] = delta
-        elif abs(delta) > noise:
-            found[SLOWER][name] = delta
-    return found
+            added[BESIDE][name] = after_ms - clock * before_ms
+        elif abs(after_ms - clock * before_ms) > noise_ms:
+            added[SLOWER][name] = after_ms - clock * before_ms
+    return added
 
 
 def _calls(name: str, step: DecodeStep) -> str:
+    """A kernel's calls in a step and the time of each."""
     kernel = step.kernels.get(name)
     return f"{figure(kernel.calls)} x {figure(kernel.us_per_call)} us" if kernel else "none"
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """In so many digits, or in all before the point."""
+    """A number in so many significant digits; a larger one in all digits before the point."""
     return f"{value:.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:.0f}"
 
 

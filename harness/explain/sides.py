@@ -1,7 +1,5 @@
-"""What clients and servers said without and with the change: TPOT, the work, settings, names, predictions.
-
-It is of a record of `serving ab`, or of results of any client.
-"""
+"""What clients and servers said without and with the change: TPOT, the work, settings, names, predictions. It
+is read from a record of `serving ab`, or from results of any client."""
 
 from __future__ import annotations
 
@@ -22,156 +20,162 @@ from harness.statistics.intervals import CONFIDENCE
 from shapes.names import unknown
 
 DIFFERS, LARGE = 0.01, 0.05
-"""From these parts on, another number of tokens or requests is said, and may be a cause; another accept
-length is a cause from the first on."""
+"""Parts by which numbers of the two sides differ. From the first on a number of tokens or requests is shown,
+and an accept length is a cause; from the second on such a number may be a cause."""
 ASKED = ("concurrency", "input_len", "output_len", "request_rate", "num_prompts")
 COUNTED = {"completed": "requests", "input_tokens": "tokens in", "output_tokens": "tokens out"}
 
 
 @dataclass(frozen=True)
 class Sides:
-    """what:     was compared, as a reader calls it
-    effect:   on TPOT; None: nothing has it
-    unread:   says of a differing name that nothing installed reads it, where no other name differs
-    names:    of variables and flags that differ
-    same:     why the servers are alike; alike: they are launched so
-    looked:   whether names and settings were looked at
-    work:     lines on requests and tokens that differ, each with the part by which; None: not counted
-    accepted: tokens that a request got of a step, before and after; 1 without speculation
-    logs:     of the server with the change; base_logs: of that without it
-    """
+    """What is known of the servers without and with the change."""
 
-    what: str = ""
-    effect: Effect | None = None
-    unread: str = ""
-    names: tuple[str, ...] = ()
-    same: str = ""
-    alike: bool = False
-    looked: bool = False
+    title: str = ""  # what was compared, for a reader
+    effect: Effect | None = None  # on TPOT; None: the inputs do not have it
+    unread: str = (
+        ""  # says of a differing name that nothing installed reads it; empty where others differ, too
+    )
+    names: tuple[str, ...] = ()  # of the variables and flags that differ
+    same: str = ""  # why the two servers are the same; empty: they are not, or it is not known
+    launched_alike: bool = False  # whether they are launched with the same variables, flags and image
+    settings_known: bool = False  # whether names and settings were compared
     work: Mapping[str, float] | None = None
-    accepted: tuple[float, float] = (1.0, 1.0)
+    """A line on requests or tokens that differ -> the part by which they do; None: they were not counted."""
+    accepted: tuple[float, float] = (1.0, 1.0)  # tokens that a step gives a request, before and after
     predictions: tuple[Prediction, ...] = ()
-    logs: tuple[str, ...] = ()
-    base_logs: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()  # files, of the server with the change
+    base_logs: tuple[str, ...] = ()  # files, of the server without it
     notes: tuple[str, ...] = ()
 
     @property
     def large_work(self) -> tuple[str, ...]:
-        """What differs by so much that it may be a cause."""
+        """The lines of `work` that differ by so much that they may be a cause."""
         return tuple(line for line, part in (self.work or {}).items() if part >= LARGE)
 
 
-def read_sides(record: str | None, name: str, before: Sequence[str], after: Sequence[str]) -> Sides:
-    """Raises UsageError."""
+def read_sides(record: str | None, arm: str, before: Sequence[str], after: Sequence[str]) -> Sides:
+    """From a folder of `serving ab` and the name of the server with the change, empty where it has one such
+    server; else from files of results before and after, paired in order. Raises UsageError."""
     if record:
-        return _of_record(Path(record), name)
+        return _of_record(Path(record), arm)
     return _of_results(before, after) if before else Sides()
 
 
 def _of_results(before: Sequence[str], after: Sequence[str]) -> Sides:
-    if twice := {Path(name).resolve() for name in before} & {Path(name).resolve() for name in after}:
+    if twice := {Path(file).resolve() for file in before} & {Path(file).resolve() for file in after}:
         raise UsageError(f"{min(twice)} is both before and after")
-    runs = [[run for name in names for run in load(name)] for names in (before, after)]
+    runs = [[run for file in files for run in load(file)] for files in (before, after)]
     if len(runs[0]) != len(runs[1]):
         raise UsageError(f"{len(runs[0])} runs before and {len(runs[1])} after: they are paired in order")
-    for names, side in zip((before, after), runs, strict=True):
-        loads = sorted({run.workload.concurrency or 0.0 for run in side} - {0.0})
+    for files, runs_of_side in zip((before, after), runs, strict=True):
+        loads = sorted({run.workload.concurrency or 0.0 for run in runs_of_side} - {0.0})
         if len(loads) > 1:
-            several = ", ".join(f"{each:g}" for each in loads)
-            of = ", ".join(names)
-            raise UsageError(f"{of}: results of several concurrencies ({several}): give those of one load")
-    tpots = [(a.value("tpot", "mean"), b.value("tpot", "mean")) for a, b in zip(*runs, strict=True)]
-    pairs = [(a, b) for a, b in tpots if a and b]
-    found = effect(*zip(*pairs, strict=True), higher=False, level=CONFIDENCE, margin=1.0) if pairs else None
-    lines = [f"before against after: {line}" for a, b in zip(*runs, strict=True) for line in beside(a, b)]
-    what = f"{Path(before[0]).name} and {Path(after[0]).name}"
-    return _with_work(Sides(what, found, notes=tuple(dict.fromkeys(lines))), runs)
+            several = f"results of several concurrencies ({', '.join(f'{load:g}' for load in loads)})"
+            raise UsageError(f"{', '.join(files)}: {several}: give those of one load")
+    pairs = list(zip(*runs, strict=True))
+    both = [(first.value("tpot", "mean"), second.value("tpot", "mean")) for first, second in pairs]
+    tpots = [(first, second) for first, second in both if first and second]
+    tpot = None
+    if tpots:
+        firsts, seconds = zip(*tpots, strict=True)
+        tpot = effect(firsts, seconds, higher=False, level=CONFIDENCE, margin=1.0)
+    lines = [f"before against after: {line}" for first, second in pairs for line in beside(first, second)]
+    title = f"{Path(before[0]).name} and {Path(after[0]).name}"
+    return _with_work(Sides(title, tpot, notes=tuple(dict.fromkeys(lines))), runs)
 
 
-def _of_record(folder: Path, name: str) -> Sides:
+def _of_record(folder: Path, arm: str) -> Sides:
     record = Record(folder)
     plan = record.plan
-    if not name and len(plan.others) > 1:
+    if not arm and len(plan.others) > 1:
         raise UsageError(f"{folder} compares {', '.join(plan.others)} with {plan.base}: name one with --arm")
-    name = name or plan.others[0]
-    if name not in plan.others:
-        raise UsageError(unknown("--arm", name, plan.others, of=str(folder)))
-    differ = differences(record, name)
-    unread = {each["name"]: each["says"] for each in record.names if each["found"] is False}
-    names = {key for keys in plan.differing() for key in keys}
-    lines = [
+    arm = arm or plan.others[0]
+    if arm not in plan.others:
+        raise UsageError(unknown("--arm", arm, plan.others, of=str(folder)))
+    tpot = effects(record, arm).get("tpot")
+    differing = differences(record, arm)
+    notes = [
         f"{what} {key}: {before} -> {after}"
         for what, part in (("setting", "server_info"), ("variable", "environment"))
-        for key, (before, after) in differ[part].items()
+        for key, (before, after) in differing[part].items()
     ]
-    found_effect = effects(record, name).get("tpot")
-    all_unread = next(iter(unread.values())) if names and names <= unread.keys() else ""
-    same, alike = _same(record, name)
-    interval = found_effect.interval if found_effect else None
-    if interval and not interval[0] <= 0 <= interval[1] and (same or all_unread):
-        why = same or "; ".join(unread.values())
-        lines.append(f"{why}; but TPOT differs, so the two servers are not the same")
-        all_unread, same, alike = "", "", False
-    elif not all_unread:
-        lines += unread.values()
-    found = Sides(
-        f"{name} against {plan.base}, {folder}", found_effect, all_unread, tuple(sorted(names)), same, alike,
-        looked=True, predictions=tuple(each for each in record.predictions if each.of in ("", name)),
-        logs=_logs(record, name), base_logs=_logs(record, plan.base), notes=tuple(lines),
+    names = {name for names in plan.differing() for name in names}
+    says_unread = {row["name"]: row["says"] for row in record.names if row["found"] is False}
+    unread = next(iter(says_unread.values())) if names and names <= says_unread.keys() else ""
+    same, launched_alike = _same(record, arm)
+    low, high = (tpot.interval if tpot else None) or (0.0, 0.0)
+    if not low <= 0 <= high and (same or unread):
+        why = same or "; ".join(says_unread.values())
+        notes.append(f"{why}; but TPOT differs, so the two servers are not the same")
+        unread, same, launched_alike = "", "", False
+    elif not unread:
+        notes += says_unread.values()
+    sides = Sides(
+        f"{arm} against {plan.base}, {folder}", tpot, unread, tuple(sorted(names)), same, launched_alike,
+        settings_known=True, predictions=tuple(each for each in record.predictions if each.of in ("", arm)),
+        logs=_logs(record, arm), base_logs=_logs(record, plan.base), notes=tuple(notes),
     )  # fmt: skip
-    runs: list[list[ServingRun]] = [[], []]
-    for number, of_pair in record.pairs().items():
-        for side, each in enumerate((plan.base, name)):
-            result = record.launch_folder(of_pair[each]) / "result.json" if each in of_pair else None
-            if number and result and result.exists():
-                runs[side] += load(result)
-    return _with_work(found, runs)
+    runs: dict[str, list[ServingRun]] = {plan.base: [], arm: []}
+    for number, launches in record.pairs().items():
+        for side, runs_of_side in runs.items():
+            if number and side in launches:  # pair 0 is not counted
+                result = record.launch_folder(launches[side]) / "result.json"
+                runs_of_side += load(result) if result.exists() else []
+    return _with_work(sides, list(runs.values()))
 
 
 def _logs(record: Record, arm: str) -> tuple[str, ...]:
-    paths = (record.launch_folder(each) / "server.log" for each in record.of("launch", arm=arm))
+    paths = (record.launch_folder(launch) / "server.log" for launch in record.of("launch", arm=arm))
     return tuple(str(path) for path in paths if path.exists())
 
 
-def _same(record: Record, name: str) -> tuple[str, bool]:
-    """Why both servers are the same, or empty, and whether they are launched alike; flags may be such that no
-    setting shows. A server's settings do not show what variables or an image change."""
-    plan = record.plan
-    own, base = plan.changes(name), plan.changes(plan.base)
-    if own == base:
-        return f"{name} and {plan.base} are launched alike", True
-    said = [server["server_info"] for each in (plan.base, name) for server in servers(record, each)]
-    if own[0] == base[0] and own[2] == base[2] and said and all(said):
-        found = differences(record, name)
-        if not found["server_info"] and not found["environment"]:
-            return f"they report the same {len(said[0])} settings, and differ in flags alone", False
+def _same(record: Record, arm: str) -> tuple[str, bool]:
+    """Why a server and that without the change are the same, or empty, and whether they are launched alike.
+
+    Settings that a server reports do not show what variables or an image change. So servers with the same
+    settings count as the same only where their flags alone differ.
+    """
+    base = record.plan.base
+    variables, flags, image = record.plan.changes(arm)
+    base_variables, base_flags, base_image = record.plan.changes(base)
+    if (variables, flags, image) == (base_variables, base_flags, base_image):
+        return f"{arm} and {base} are launched alike", True
+    reported = [server["server_info"] for name in (base, arm) for server in servers(record, name)]
+    if variables == base_variables and image == base_image and reported and all(reported):
+        differing = differences(record, arm)
+        if not differing["server_info"] and not differing["environment"]:
+            return f"they report the same {len(reported[0])} settings, and differ in flags alone", False
     return "", False
 
 
 def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
+    """The sides with what their runs before and after say of the work, where both have runs."""
     if not all(runs):
         return sides
-    known = [[run.accept_length for run in side if run.accept_length] for side in runs]
-    accepted = (statistics.fmean(known[0]), statistics.fmean(known[1])) if all(known) else sides.accepted
+    lengths = [[run.accept_length for run in runs_of_side if run.accept_length] for runs_of_side in runs]
+    before, after = (statistics.fmean(of_side) if all(lengths) else 1.0 for of_side in lengths)
     wrong = [
         f"`serving load` finds its numbers wrong: {finding.message}"
         for run in chain(*runs) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
     notes = (*sides.notes, *dict.fromkeys(wrong))
-    return replace(sides, work=dict(_differing(*runs)), accepted=accepted, notes=notes)
+    return replace(sides, work=dict(_differing_work(*runs)), accepted=(before, after), notes=notes)
 
 
-def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[tuple[str, float]]:
-    """Lines on what was asked and counted, where the two differ, each with the part by which they do."""
+def _differing_work(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[tuple[str, float]]:
+    """Lines on what was asked and counted and differs, each with the part by which it does."""
     for name in ASKED:
-        asked = [{getattr(run.workload, name) for run in side} - {None} for side in (before, after)]
-        if all(asked) and asked[0] != asked[1]:
-            texts = (", ".join(f"{value:g}" for value in sorted(values)) for values in asked)
-            was, now = map(statistics.fmean, asked)
-            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", abs(now / was - 1)
+        asked_before, asked_after = (
+            sorted({getattr(run.workload, name) for run in runs} - {None}) for runs in (before, after)
+        )
+        if asked_before and asked_after and asked_before != asked_after:
+            texts = (", ".join(f"{value:g}" for value in values) for values in (asked_before, asked_after))
+            part = abs(statistics.fmean(asked_after) / statistics.fmean(asked_before) - 1)
+            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", part
     for name, what in COUNTED.items():
-        counts = [[getattr(run.totals, name) for run in side] for side in (before, after)]
-        if not any(None in side for side in counts):
-            was, now = map(statistics.fmean, counts)
-            if was and abs(more := now / was - 1) > DIFFERS:
-                yield f"{what} of a run: {was:.0f} -> {now:.0f} ({100 * more:+.1f} %)", abs(more)
+        counts = [[getattr(run.totals, name) for run in runs] for runs in (before, after)]
+        if not any(None in counts_of_side for counts_of_side in counts):
+            mean_before, mean_after = map(statistics.fmean, counts)
+            if mean_before and abs(change := mean_after / mean_before - 1) > DIFFERS:
+                counted = f"{mean_before:.0f} -> {mean_after:.0f} ({100 * change:+.1f} %)"
+                yield f"{what} of a run: {counted}", abs(change)

@@ -1,4 +1,4 @@
-"""The mean decode step of a trace, kernel by kernel, and the kernels of the changed op in two of them."""
+"""The mean decode step of a trace, kernel by kernel, and the kernels of the changed op in two such steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from harness.explain.alone import Alone
 from harness.serving.trace.result import Trace, TraceStep
 from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
-OF_ONE_STEP = 0.03
-"""Half the width of the interval of what a single step shows, as a part of it."""
-PAUSE = 1.5
-"""A step that is so many times as long as the median is followed by a pause."""
-KEPT, GONE = 0.98, 0.02
-"""A kernel of fewer calls than this part lost some; one of fewer than that went."""
-MOST_STEPS = 200
-"""The most steps of which the scatter is computed."""
+ONE_STEP_ERROR = 0.03  # half the width of the interval of a time that only one step shows, as a part of it
+PAUSE_FACTOR = 1.5  # a step that lasts so many times as long as the median step is followed by a pause
+CALLS_STAYED, CALLS_GONE = 0.98, 0.02
+"""Parts of a kernel's calls: with fewer than the first it lost some, with fewer than the second all."""
+MOST_STEPS = 200  # the most steps from which intervals are computed
 
 
 @dataclass(frozen=True)
@@ -38,24 +35,20 @@ class Kernel:
         return 1e3 * self.ms / self.calls if self.calls else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeStep:
-    """file:    the name or path of the trace
-    half:    half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
-    idle_ms: the time of a step in which nothing runs
-    between: whether a step has the time up to the next step, which few decode steps in a row do not show
-    launch:  how most kernels were launched; empty: the trace does not tell
-    on_cpu:  whether its kernels are operators, between which Python runs
-    """
+    """The mean decode step of one trace."""
 
-    file: str
-    steps: int
-    kernels: Mapping[str, Kernel]
-    idle_ms: float
-    half: Mapping[str, float]
-    between: bool
-    launch: Literal["", "a graph", "single launches"]
-    on_cpu: bool = False
+    file: str  # the name or path of the trace
+    steps: int  # the number of steps over which the intervals are computed
+    kernels: Mapping[str, Kernel]  # by name
+    idle_ms: float  # the time of a step in which nothing runs
+    half_width_ms: Mapping[str, float]
+    """Half the width of the 95 % interval of the ms of each op class, of the whole `step`, of its `idle` ms,
+    and of `overlapped`, the ms by which kernels' times exceed the busy time."""
+    until_next: bool  # whether a step lasts until the next one starts, else until its last kernel ends
+    launch: Literal["", "a graph", "single launches"]  # of most kernels; empty: the trace does not tell
+    on_cpu: bool  # whether its kernels are operators on a CPU, between which Python runs
 
     @property
     def sum_ms(self) -> float:
@@ -69,59 +62,64 @@ class DecodeStep:
     def ms(self) -> float:
         return self.busy_ms + self.idle_ms
 
-    def exposed(self, classes: Collection[str]) -> float:
+    def exposed_ms(self, classes: Collection[str]) -> float:
         return sum(kernel.exposed_ms for kernel in self.kernels.values() if kernel.op_class in classes)
 
     def op_class(self, name: str) -> str:
-        """Empty where the step has no such kernel."""
+        """The class of a kernel; empty where the step does not have it."""
         return self.kernels[name].op_class if name in self.kernels else ""
 
-    def of(self, names: Iterable[str]) -> float:
-        """Milliseconds of these kernels."""
+    def ms_of(self, names: Iterable[str]) -> float:
         return sum(self.kernels[name].ms for name in names if name in self.kernels)
 
-    def calls(self, names: Iterable[str]) -> float:
+    def calls_of(self, names: Iterable[str]) -> float:
         return sum(self.kernels[name].calls for name in names if name in self.kernels)
 
 
-def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
-    """within: without the time between steps. Raises UsageError where there are no decode steps."""
+def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
+    """The mean decode step. Raises UsageError where the trace has none. until_next: whether a step lasts
+    until the next one starts; it lasts until its last kernel ends where most steps are not followed by
+    another one"""
     steps = trace.steps_of("decode")
     if not steps:
         phases = ", ".join(trace.phases())
-        why = f"it has: {phases}: profile the server while it decodes"
-        raise UsageError(f"{trace.path} has no decode steps; {why}")
-    sizes = [sum(times.calls for times in step.classes.values()) for step in steps]
-    typical = statistics.median(sizes)
-    kernels = _kernels(trace, sum(sizes) / typical)  # a step that the profiler cut off counts in part
-    whole = [step for step, size in zip(steps, sizes, strict=True) if 0.5 < size / typical < 2]
+        advice = f"it has: {phases}: profile the server while it decodes"
+        raise UsageError(f"{trace.path} has no decode steps; {advice}")
+    call_counts = [sum(times.calls for times in step.classes.values()) for step in steps]
+    typical = statistics.median(call_counts)
+    kernels = _mean_kernels(trace, sum(call_counts) / typical)  # a step that was cut off counts in part
+    whole = [step for step, count in zip(steps, call_counts, strict=True) if 0.5 < count / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
-    columns: dict[str, list[float]] = {"step": [], "idle": [], "overlapped": []}
-    to_next = _to_next(whole, {(step.device, step.start_ns) for step in steps})
-    between = not within and 2 * len(to_next) >= len(whole)
-    for step, length in to_next if between else [(step, step.span_ns) for step in whole]:
-        busy = sum(times.exposed_ns for times in step.classes.values())
-        columns["step"].append(length / 1e6)
-        columns["idle"].append((length - busy) / 1e6)
-        columns["overlapped"].append((step.time_ns - busy) / 1e6)
+    lengths = _until_next(whole, {(step.device, step.start_ns) for step in steps})
+    if not until_next or 2 * len(lengths) < len(whole):
+        until_next = False
+        lengths = [(step, step.span_ns) for step in whole]
+    samples_ms: dict[str, list[float]] = {"step": [], "idle": [], "overlapped": []}
+    for step, length_ns in lengths:
+        busy_ns = sum(times.exposed_ns for times in step.classes.values())
+        samples_ms["step"].append(length_ns / 1e6)
+        samples_ms["idle"].append((length_ns - busy_ns) / 1e6)
+        samples_ms["overlapped"].append((step.time_ns - busy_ns) / 1e6)
     for op_class in {kernel.op_class for kernel in kernels.values()}:
-        columns[op_class] = [step.times(op_class).time_ns / 1e6 for step in whole]
-    centres = {name: centre(tuple(values)) for name, values in columns.items()}
-    half = {
-        name: students_t(mean.n - 1, CONFIDENCE) * mean.error if mean.n > 1 else OF_ONE_STEP * mean.value
-        for name, mean in centres.items()
-    }
+        samples_ms[op_class] = [step.times(op_class).time_ns / 1e6 for step in whole]
+    means = {name: centre(tuple(values)) for name, values in samples_ms.items()}
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
         of_operators = sum(row.calls for row in trace.kernels if row.phase == "decode" and row.op)
-        launch = "single launches" if of_operators > sum(sizes) / 2 else "a graph"
+        launch = "single launches" if of_operators > sum(call_counts) / 2 else "a graph"
     return DecodeStep(
-        Path(trace.path).name, len(whole), kernels, centres["idle"].value, half, between,
-        launch, trace.on == "cpu",
+        file=Path(trace.path).name, steps=len(whole), kernels=kernels, idle_ms=means["idle"].value,
+        half_width_ms={
+            name: students_t(mean.n - 1, CONFIDENCE) * mean.error
+            if mean.n > 1 else ONE_STEP_ERROR * mean.value
+            for name, mean in means.items()
+        },
+        until_next=until_next, launch=launch, on_cpu=trace.on == "cpu",
     )  # fmt: skip
 
 
-def _kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
+def _mean_kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
+    """The kernels of the decode steps, by name, each with its calls and times over the number of steps."""
     kernels: dict[str, Kernel] = {}
     for row in trace.kernels:
         if row.phase == "decode":
@@ -133,160 +131,163 @@ def _kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
     return kernels
 
 
-def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
-    """The steps that another decode step follows, each with the time up to that in ns, but for pauses of the
-    server. starts: of all decode steps"""
+def _until_next(
+    steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]
+) -> list[tuple[TraceStep, int]]:
+    """The steps that another decode step follows without a pause, each with the ns until that one starts.
+    starts: device and start in ns of all decode steps of the trace"""
     lengths = [
         (step, max(step.period_ns, step.span_ns))
         for step in steps
         if step.period_ns is not None and (step.device, step.start_ns + step.period_ns) in starts
     ]
-    typical = statistics.median(length for _, length in lengths) if lengths else 0
-    return [(step, length) for step, length in lengths if length < PAUSE * typical]
+    typical_ns = statistics.median(ns for _, ns in lengths) if lengths else 0
+    return [(step, ns) for step, ns in lengths if ns < PAUSE_FACTOR * typical_ns]
 
 
 @dataclass(frozen=True)
-class Told:
-    """How two steps are told apart.
+class KernelSwap:
+    """The kernels by which the steps without and with the change differ."""
 
-    old, new: the kernels that only one of them has, those with most time first; may be empty
-    foreign:  the kernel with most time in the step before, where the run does not name it
-    guessed:  whether the new kernel has another name than in the run, and is taken for it as the old kernels
-              are gone
-    by_op:    where no run names kernels: the part of the calls of each op that the new kernel took
-    """
-
-    old: Sequence[str] = ()
-    new: Sequence[str] = ()
-    foreign: str = ""
-    guessed: bool = False
-    by_op: Mapping[str, float] = field(default_factory=dict)
+    old: Sequence[str] = ()  # kernels that the change takes away, those with most time first
+    new: Sequence[str] = ()  # kernels that it brings
+    foreign: str = ""  # the op's kernel with most time before, where that step has none of the run's old ones
+    guessed: bool = (
+        False  # whether `new` is taken for the run's new kernels only because the old ones are gone
+    )
+    new_part: Mapping[str, float] = field(default_factory=dict)
+    """Op -> the part of its time before whose calls went to new kernels; empty where a run names kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changed(Told):
-    """The kernels of the changed op in the steps without and with the change.
+class ChangedOp:
+    """The kernels of the changed op in the steps without and with the change."""
 
-    before, after: all kernels of the op in either step
-    wanted:        the new kernels as the run names them, those with most time first
-    calls:         of the op in a step
-    called:        the part of the calls that the new kernel took; None: names do not tell
-    """
-
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    wanted: tuple[str, ...]
-    calls: float
-    called: float | None
+    swap: KernelSwap
+    before: Sequence[str]  # the names of all kernels of the op in the step before
+    after: Sequence[str]
+    run_names: Sequence[str]  # the new kernels as a run names them, the most time first; empty: none does
+    calls: float  # calls of the op in a step
+    new_part: float | None  # the part of them that the new kernel took; None: kernels' names do not tell
 
 
-def changed(
+def changed_op(
     before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone | None
-) -> Changed:
+) -> ChangedOp:
     """before: None where only the server with the change was profiled"""
-    names_before = _of_ops(before, ops) if before else []
-    names_after = _of_ops(after, ops)
-    told = Told()
-    is_named = bool(alone and alone.old and alone.new)
-    if alone and is_named:
-        told = _told_by_run(before, after, ops, alone)
+    names_before = _kernels_of(before, ops) if before else []
+    names_after = _kernels_of(after, ops)
+    naming_run = alone if alone and alone.old and alone.new else None
+    swap = KernelSwap()
+    if naming_run:
+        swap = _swap_by_run(before, after, ops, naming_run)
     elif before:
-        told = _told_by_comparison(before, after, ops)
-    main = next(iter([*told.old, *names_before, *names_after]), "")
-    calls = (before or after).calls([main])
-    new_calls = after.calls(told.new[:1])
-    if is_named and before is None:
-        calls = after.calls(told.old[:1]) + new_calls
-    called = None
-    if is_named and not told.new:
-        called = 0.0
-    elif is_named and before is None:
-        called = new_calls / calls
-    elif told.by_op:
-        called = min(told.by_op.values())
-    elif before and told.old and told.new:
-        called = _called(before, after, told.old)
+        swap = _swap_by_comparison(before, after, ops)
+    names = [*swap.old, *names_before, *names_after]
+    main = names[0] if names else ""  # the kernel whose calls are those of the op
+    first = before or after
+    calls = first.calls_of([main])
+    new_calls = after.calls_of(swap.new[:1])
+    if naming_run and before is None:
+        calls = after.calls_of(swap.old[:1]) + new_calls
+    new_part = None
+    if naming_run and not swap.new:
+        new_part = 0.0
+    elif naming_run and before is None:
+        new_part = new_calls / calls
+    elif swap.new_part:
+        new_part = min(swap.new_part.values())
+    elif before and swap.old and swap.new:
+        new_part = _part_gone(before, after, swap.old)
     if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
-        us = alone.kernel_us.get(main, 0.0)
-        calls /= max(1, round(us / (before or after).kernels[main].us_per_call))
+        calls /= max(1, round(alone.kernel_us.get(main, 0.0) / first.kernels[main].us_per_call))
     if before:
-        names_before += told.old
-    names_after += [*told.new, *(name for name in told.old if name in after.kernels)]
-    return Changed(
-        before=tuple(dict.fromkeys(names_before)), after=tuple(dict.fromkeys(names_after)),
-        wanted=alone.new if alone and is_named else (), calls=calls, called=called, **vars(told),
+        names_before += swap.old
+    names_after += [*swap.new, *(name for name in swap.old if name in after.kernels)]
+    return ChangedOp(
+        swap=swap, before=[*dict.fromkeys(names_before)], after=[*dict.fromkeys(names_after)],
+        run_names=naming_run.new if naming_run else (), calls=calls, new_part=new_part,
     )  # fmt: skip
 
 
-def _told_by_run(before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone) -> Told:
-    old = _there(alone.old, before or after, ops, alone.new)
-    new = _there(alone.new, after, ops, alone.old)
+def _swap_by_run(
+    before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone
+) -> KernelSwap:
+    old = _named_in(before or after, alone.old, ops, alone.new)
+    new = _named_in(after, alone.new, ops, alone.old)
     if before is None:
-        return Told(old, new)
+        return KernelSwap(old, new)
     foreign = ""
     guessed = False
     if not old:
-        old = _of_ops(before, ops)[:1]
+        old = _kernels_of(before, ops)[:1]
         foreign = "".join(old)
-    if old and not new and after.calls(old) < GONE * before.calls(old):
-        new = _unknown(before, after)
+    if old and not new and after.calls_of(old) < CALLS_GONE * before.calls_of(old):
+        new = _new_unknown(before, after)
         guessed = bool(new)
-    return Told(old, new, foreign, guessed)
+    return KernelSwap(old, new, foreign, guessed)
 
 
-def _told_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[str]) -> Told:
-    old: list[str] = []
-    new: dict[str, None] = {}
-    by_op: dict[str, float] = {}
+def _swap_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[str]) -> KernelSwap:
+    all_old: list[str] = []
+    all_new: dict[str, None] = {}
+    new_part: dict[str, float] = {}
     for op in ops:
-        went = [name for name in _of_ops(before, [op]) if after.calls([name]) < KEPT * before.calls([name])]
-        came = [name for name in _of_ops(after, [op]) if name not in before.kernels]
-        if went and not came:
-            came = _unknown(before, after)  # no rule knows the new kernel
-        if went and came:
-            by_op[op] = _called(before, after, went)
-        old += went
-        new |= dict.fromkeys(came)
-    old.sort(key=lambda name: -before.of([name]))
-    return Told(old, sorted(new, key=lambda name: -after.of([name])), by_op=by_op)
+        old = [
+            name for name in _kernels_of(before, [op])
+            if after.calls_of([name]) < CALLS_STAYED * before.calls_of([name])
+        ]  # fmt: skip
+        new = [name for name in _kernels_of(after, [op]) if name not in before.kernels]
+        if old and not new:
+            new = _new_unknown(before, after)  # no rule knows the class of the new kernel
+        if old and new:
+            new_part[op] = _part_gone(before, after, old)
+        all_old += old
+        all_new |= dict.fromkeys(new)
+    all_old.sort(key=lambda name: -before.ms_of([name]))
+    return KernelSwap(all_old, sorted(all_new, key=lambda name: -after.ms_of([name])), new_part=new_part)
 
 
-def _called(before: DecodeStep, after: DecodeStep, old: Sequence[str]) -> float:
-    """The part of the time of these kernels whose calls went."""
-    left = sum(before.of([name]) * min(1.0, after.calls([name]) / before.calls([name])) for name in old)
-    return 1 - left / before.of(old)
+def _part_gone(before: DecodeStep, after: DecodeStep, old: Sequence[str]) -> float:
+    """The part of the time of these kernels in the step before whose calls the step after does not have."""
+    left_ms = sum(
+        before.ms_of([name]) * min(1.0, after.calls_of([name]) / before.calls_of([name])) for name in old
+    )
+    return 1 - left_ms / before.ms_of(old)
 
 
-def _unknown(before: DecodeStep, after: DecodeStep) -> list[str]:
+def _new_unknown(before: DecodeStep, after: DecodeStep) -> list[str]:
     """The kernels of no known class that only the step after has, those with most time first."""
-    return [name for name in _of_ops(after, ("unknown",)) if name not in before.kernels]
+    return [name for name in _kernels_of(after, ("unknown",)) if name not in before.kernels]
 
 
-def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
-    """The kernels of these op classes, those with most time first."""
+def _kernels_of(step: DecodeStep, ops: Collection[str]) -> list[str]:
+    """The names of the kernels of these op classes, those with most time first."""
     kernels = [kernel for kernel in step.kernels.values() if kernel.op_class in ops]
     return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)]
 
 
-def _there(
-    wanted: Sequence[str], step: DecodeStep, ops: Collection[str], others: Collection[str] = ()
+def _named_in(
+    step: DecodeStep, run_names: Sequence[str], ops: Collection[str], other_row: Collection[str]
 ) -> list[str]:
-    """The kernels of the op in a step that have one of the names in a run; where none has, those whose names
-    are the same without template values. Kernels of other classes may have these names, too, as torch's
-    products have. others: the kernels of the other row"""
+    """The kernels of the op in a step that have one of the names in a run. Where no kernel has, those that
+    have one apart from template values. Kernels of other classes are left out although they may have these
+    names, as torch's products have. other_row: the names of the kernels of the run's other row"""
     of_op = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
-    stems = {_stem(name) for name in wanted}
-    whole = [name for name in wanted if name in of_op]
-    return whole or [name for name in of_op if _stem(name) in stems and name not in others]
+    stems = {_stem(name) for name in run_names}
+    same_names = [name for name in run_names if name in of_op]
+    return same_names or [name for name in of_op if _stem(name) in stems and name not in other_row]
 
 
-def swapped(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: Alone) -> str:
-    """The new kernel of a run, if only the step before has it, and only the step after has the old ones."""
-    old_before, old_after = (_there(alone.old, step, ops, alone.new) for step in (before, after))
-    new_before, new_after = (_there(alone.new, step, ops, alone.old) for step in (before, after))
+def swapped_kernel(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: Alone) -> str:
+    """The new kernel of a run, if only the step before has it, and only the step after has the old kernels:
+    the traces are swapped. Else empty."""
+    old_before, old_after = (_named_in(step, alone.old, ops, alone.new) for step in (before, after))
+    new_before, new_after = (_named_in(step, alone.new, ops, alone.old) for step in (before, after))
     is_swapped = new_before and old_after and not (new_after or old_before)
     return new_before[0] if is_swapped else ""
 
 
 def _stem(name: str) -> str:
+    """A kernel's name without its return type, template values and arguments."""
     return name.removeprefix("void ").partition("<")[0].partition("(")[0]

@@ -1,1 +1,1 @@
-"""What will be measured: cases, entries, settings, budget, memory. It needs no torch."""
+"""What will be measured: cases, entries, settings, budget, memory. This package imports no torch."""

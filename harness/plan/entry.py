@@ -1,5 +1,4 @@
-"""Entries: implementations under a setting, in a launch mode, with a configuration. An entry is what is
-timed."""
+"""Entries: implementations under a setting, in a launch mode, with a configuration. They are timed."""
 
 from __future__ import annotations
 
@@ -20,23 +19,24 @@ Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error",
 class ConfigSearch:
     """How the configurations of a race were found."""
 
-    baseline: dict[str, Any]  # what would be used without the race; the others are compared with it
+    baseline: dict[str, Any]  # the configuration without the race, with which the others are compared
     origin: str  # where that configuration comes from
     considered: int  # how many configurations there are
     pruned: dict[str, int]  # how many of them were left out, by reason
     raced: int  # how many of them were timed
     tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """The files of an engine's kernel, with the configurations that it takes at present by M
-    (kernels.engine_tuning)."""
+    """The table files of an engine's kernel, each with the configurations that the kernel takes at present by
+    the number of rows M (kernels.engine_tuning)."""
 
 
 Configs = tuple[Sequence[dict[str, Any] | None], ConfigSearch | None]
-"""The configurations with which an implementation enters a case, the baseline's first, and how they were
-found, for the record. None instead of a configuration: the implementation chooses one itself."""
+"""The configurations with which an implementation is measured in a case, the baseline's first, and how they
+were found in a race. None instead of a configuration: the implementation chooses one itself."""
 ConfigsOf = Callable[[Implementation, Case], Configs]
 
 
 def own_choice(implementation: Implementation, case: Case) -> Configs:
+    """The configurations outside a race: the implementation chooses one itself."""
     return [None], None
 
 
@@ -45,45 +45,51 @@ def entry_name(
 ) -> str:
     """The name of an entry in verdicts: the implementation, and what differs from the default: a setting
     other than the plain one, an eager launch on a GPU, a configuration that it has to use."""
-    special = [f"@ {setting}"] if setting != PLAIN else []
-    special += ["eager"] if launch == "eager" and platform != "cpu" else []
-    special += [text_of(config)] if config else []
-    return " ".join([impl, *special])
+    words = [impl]
+    if setting != PLAIN:
+        words.append(f"@ {setting}")
+    if launch == "eager" and platform != "cpu":
+        words.append("eager")
+    if config:
+        words.append(text_of(config))
+    return " ".join(words)
 
 
 @dataclass
 class Entry:
-    """An implementation under a setting in a launch mode, and what is found out about it in a case."""
+    """An implementation under a setting in a launch mode, with the results of a case."""
 
     name: str  # unique in its case
     impl: Implementation
     setting: Setting
     launch: str  # graph or eager
     interpreted: bool = False  # whether it runs in an interpreter here: it is checked and not timed
-    config: dict[str, Any] | None = None  # what a tunable implementation has to use; None: it chooses
-    status: Status | None = None  # where it ended; None while nothing is known against it
-    reason: str = ""  # why it ended there
+    config: dict[str, Any] | None = None  # for a tunable implementation; None: it chooses one itself
+    status: Status | None = None  # how it failed; None as long as it has not failed
+    reason: str = ""  # why it failed
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
     setup_s: float = 0.0  # seconds of preparing it, with JIT compilers and the first call, at their longest
     call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
     samples_s: float = 0.0  # seconds that its samples took
-    check: dict[str, Any] = field(default_factory=dict)  # what checks found (see schema.Cell.check)
-    kernels: list[dict[str, Any]] = field(default_factory=list)  # what ran in a call (child/profile.py)
+    check: dict[str, Any] = field(default_factory=dict)  # results of checks (see schema.Cell.check)
+    kernels: list[dict[str, Any]] = field(default_factory=list)  # those that a call ran (child/profile.py)
     picked: str = ""  # what its library reports of the kernel that it chose
     ran: list[str] = field(default_factory=list)  # what else identifies the code that ran
     source: str = ""  # a hash of its code
     synchronises: bool = False  # whether its calls wait for the device before they return
-    host_s: list[float] = field(default_factory=list)  # to launch one call on a GPU, of each sample
+    host_s: list[float] = field(default_factory=list)  # seconds of launching a call on a GPU, by sample
     pinned: list[int] | str = ""  # the CPU that each of its worker's threads is bound to, or why none is
 
     @property
     def alive(self) -> bool:
+        """Whether it is still to be measured: it has neither failed nor lost in a race."""
         return self.status is None and not self.beaten
 
     def fail(self, status: Status, reason: str) -> None:
-        """Writes down a failure, unless the entry has ended already."""
+        """Writes down a failure, unless the entry has failed or lost before."""
         if self.alive:
-            self.status, self.reason = status, reason
+            self.status = status
+            self.reason = reason
 
 
 def by_worker(entries: Iterable[Entry]) -> list[list[Entry]]:
@@ -102,9 +108,9 @@ def entry_of(
     setting: Setting,
     config: dict[str, Any] | None = None,
 ) -> Entry:
-    """The entry of an implementation in a case; `unsupported`, with the reason, where it cannot run that, and
-    `error` where it does not say properly whether it can.
-    What is interpreted or cannot be captured into a graph is launched eagerly."""
+    """The entry of an implementation in a case. Where the implementation cannot run the case, the entry has
+    failed as `unsupported`; where `supports` gave no proper answer, as `error`. An implementation that is
+    interpreted or cannot be captured into a graph is launched eagerly."""
     support = impl.supports(case, platform)
     interpreted = support.ok and impl.interpreted(platform)
     if interpreted or not impl.captures:

@@ -1,5 +1,5 @@
-"""Memory of a case, in bytes: how many sets of operands calls rotate over (`rotation`), and which entries a
-device holds at once (`Memory`)."""
+"""Plans the memory of a case, in bytes: how many sets of operands calls rotate over (`rotation`), and which
+entries a device holds at once (`Memory`)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
 GIB = 1 << 30
 MIB = 1 << 20
 
-WORKER_STREAMS = 2  # of a worker on a GPU: the default one, and the one that graphs are captured on
+WORKER_STREAMS = 2  # the streams of a worker on a GPU: the default one, and one for capturing graphs
 
 CONTEXT = 700 * MIB
-"""What the driver takes in each process that computes on a GPU, with the loaded code of kernels:
+"""The memory that the driver takes in each process that computes on a GPU, with the loaded code of kernels:
 0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl)."""
 
 DRAWING = 256 * MIB
-"""What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator."""
+"""The least memory, in segments of torch's allocator, for drawing operands and hashing them in pieces."""
 
 ROTATE_CACHES = 2
-"""Between two calls on the same set of operands, other calls touch this many times the bytes of the
-last-level cache, or as many bytes as were measured to be enough."""
+"""Between two calls on the same set of operands, other calls touch this many times the size of the last-level
+cache, or as many bytes as were measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
-
-UNKNOWN_LEVEL = 256 << 20  # the assumed size of an unknown last-level cache: that of the largest GPU of today
+UNKNOWN_LEVEL = 256 * MIB  # assumed for an unknown last-level cache: the largest one of a GPU in 2026
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class Rotation:
     copies: int  # the number of sets
     bytes: int  # how many bytes calls touch before they come to the same set again
     last_level: int  # bytes of the last-level cache
-    enough: bool  # whether calls read from memory what they have read before
-    why: str = ""  # why they do not
+    enough: bool  # whether calls read from memory, and not from the cache, when they come to a set again
+    why: str = ""  # why it is not enough
 
 
 def rotation(
@@ -62,28 +61,32 @@ def rotation(
     reach: int = 0,
     fits: Callable[[int], bool] = lambda copies: True,
 ) -> Rotation:
-    """How many sets of operands the calls of a case rotate over, so that what a serving step streams comes
-    from memory.
+    """The sets of operands that the calls of a case rotate over, as many as it takes for calls to read from
+    memory what a serving step streams.
 
-    last_level: bytes; 0 if unknown
+    mode:       as in Rotation
+    last_level: bytes of the last-level cache; 0 if unknown
     reach:      bytes whose repeated reading was measured to be as slow as memory; 0 if that was not measured
     fits:       whether memory holds so many sets; one set is made in any case
     """
     level = last_level or UNKNOWN_LEVEL
-    past = min(reach or math.inf, ROTATE_CACHES * level)
-    others = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)
-    rest = others if mode == "cold" else 0
+    needed_between = min(reach or math.inf, ROTATE_CACHES * level)
+    not_streamed = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)  # bytes of one call
 
     def touched(copies: int) -> int:
-        return op.streamed_bytes(sizes, copies) + copies * rest
+        """The bytes that calls on so many sets touch, without those of which there is one set."""
+        return op.streamed_bytes(sizes, copies) + (copies * not_streamed if mode == "cold" else 0)
 
     def enough(copies: int) -> bool:
-        between = touched(copies) if copies == 1 else touched(copies) - touched(1)
-        if mode == "serving":  # activations and output, of which there is one set, pass through the cache too
-            between += others
-        return between >= past
+        """Whether the cache has lost a set when calls come to it again."""
+        # The call itself is not between. A single set, however, has to push itself out of the cache.
+        between = touched(copies) - touched(1) if copies > 1 else touched(1)
+        if mode == "serving":  # Activations and the output, of which there is one set, use the cache, too.
+            between += not_streamed
+        return between >= needed_between
 
     most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
+    # The fewest sets that are enough, or after which further ones touch no other bytes.
     wanted = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))
     copies = next((n for n in range(wanted, 1, -1) if fits(n)), 1)
     if enough(copies):
@@ -104,44 +107,50 @@ class Memory:
     """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
     def __init__(self, case: Case, platform: Platform, baseline: str, mode: str, share: float = 1.0) -> None:
-        """share: of the machine's free memory, where other devices are measured at the same time"""
-        op = self.op = kernels.OPS[case.op]
-        sizes = self.sizes = op.sizes(case.sizes)
-        self.boundary, self.baseline, self.mode = case.boundary, baseline, mode
+        """baseline: the name of an implementation; mode: as in Rotation; share: of the machine's free memory,
+        where other devices are measured at the same time"""
+        self.op = op = kernels.OPS[case.op]
+        self.sizes = sizes = op.sizes(case.sizes)
+        self.boundary = case.boundary
+        self.baseline = baseline
+        self.mode = mode
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform)
-        self.usable = float("inf")  # where no tool says what is free
+        self.usable = math.inf  # where no tool says what is free
         if free is not None:
             self.usable = MEMORY_SHARE[platform.kind] * free
             if on_cpu:
                 self.usable *= share
-        blas, context = blas_workspace(platform), 0 if on_cpu else CONTEXT
-        self.beside = WORKER_STREAMS * blas + context  # bytes of a worker beside its entries'
-        # What the judge holds while entries are measured, on a CPU with its references, in bytes; and what it
-        # needs beside that while it computes a reference, when workers have one set of operands.
+        blas = blas_workspace(platform)
+        context = 0 if on_cpu else CONTEXT
+        self.worker_bytes = context + WORKER_STREAMS * blas  # of a worker without entries and operands
+        # The judge's memory while entries are measured, on a CPU with its references; and what it needs more
+        # while it computes a reference, when workers have one set of operands.
         if on_cpu:
-            self.judge_bytes, self.computing = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu"), 0
+            self.judge_bytes = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu")
+            self.reference_bytes = 0
         else:
             self.judge_bytes = context + blas
-            self.computing = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
+            self.reference_bytes = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
 
     def needed(self, group: Sequence[Entry], copies: int) -> int:
         """Bytes of the device's memory for the judge and the group's workers, on so many sets of operands.
-        The workers of interpreted entries run after the others', on one set."""
+        The workers of interpreted entries run after those of timed entries, on one set."""
         timed = [entry for entry in group if not entry.interpreted]
-        # The baseline, or else the first entry, counts twice: it is prepared twice, as the A/A pair.
-        reruns = [entry for entry in timed if entry.impl.name == self.baseline] or timed
-        twice = timed if any(entry.setting.is_rerun for entry in timed) else [*timed, *reruns[:1]]
-        checked = [entry for entry in group if entry.interpreted]
+        interpreted = [entry for entry in group if entry.interpreted]
+        if not any(entry.setting.is_rerun for entry in timed):
+            # The baseline, or the first entry in its place, is prepared twice, as the A/A pair.
+            baselines = [entry for entry in timed if entry.impl.name == self.baseline]
+            timed += (baselines or timed)[:1]
         return self.judge_bytes + max(
-            self._workers(twice, copies),
-            self._workers(twice, 1) + self.computing,
-            self._workers(checked, 1),
+            self._workers(timed, copies),
+            self._workers(timed, 1) + self.reference_bytes,
+            self._workers(interpreted, 1),
         )
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
         return sum(
-            memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary) + self.beside
+            memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary) + self.worker_bytes
             for members in by_worker(entries)
         )
 
@@ -149,16 +158,16 @@ class Memory:
         return self.needed(group, copies) <= self.usable
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries that are in every group: the baseline under the first setting, if it is there, and
-        its rerun where settings are compared."""
+        """The entries that are in every group: the baseline under the first setting, if it is there, and its
+        rerun where settings are compared."""
         baselines = [entry for entry in entries if entry.impl.name == self.baseline]
-        return [entry for i, entry in enumerate(baselines) if i == 0 or entry.setting.is_rerun]
+        return baselines[:1] + [entry for entry in baselines[1:] if entry.setting.is_rerun]
 
     def holds(self, entries: Sequence[Entry], copies: int) -> bool:
         """Whether every entry that fits beside the baseline on one set also fits on `copies` sets."""
         baselines = self.baselines(entries)
-        every = [[*baselines, entry] for entry in entries if entry not in baselines] or [baselines]
-        return all(self.fits(group, copies) for group in every if self.fits(group, 1))
+        smallest = [[*baselines, entry] for entry in entries if entry not in baselines] or [baselines]
+        return all(self.fits(group, copies) for group in smallest if self.fits(group, 1))
 
     def groups(self, entries: Sequence[Entry], copies: int) -> tuple[list[list[Entry]], list[Entry]]:
         """Groups of entries that fit into memory together, each with the baseline, and the entries that do
@@ -166,7 +175,8 @@ class Memory:
         and no ratio."""
         baselines = self.baselines(entries)
         groups: list[list[Entry]] = [list(baselines)]
-        too_large, alone = [], []
+        alone: list[list[Entry]] = []
+        too_large: list[Entry] = []
         for entry in entries:
             if entry in baselines:
                 continue
@@ -180,50 +190,44 @@ class Memory:
                 too_large.append(entry)
         if baselines and not self.fits(baselines, copies):
             too_large += baselines
-            groups = [[entry for entry in g if entry not in baselines] for g in groups]
+            groups = [[entry for entry in group if entry not in baselines] for group in groups]
         too_large = [entry for entry in too_large if not entry.setting.is_rerun]
         for entry in too_large:
-            need = self.needed([entry], copies)
-            entry.fail(
-                "unsupported",
-                f"needs {need / GIB:.1f} GiB of memory; {self.usable / GIB:.1f} GiB may be used",
-            )
+            needed = f"needs {self.needed([entry], copies) / GIB:.1f} GiB of memory"
+            entry.fail("unsupported", f"{needed}; {self.usable / GIB:.1f} GiB may be used")
         return [group for group in [*groups, *alone] if group], too_large
 
 
 def memory_needed(
-    op: Op,
-    sizes: Any,
-    entries: Sequence[Entry],
-    copies: int,
-    mode: str = "serving",
-    boundary: str = "core",
+    op: Op, sizes: Any, entries: Sequence[Entry], copies: int, mode: str = "serving", boundary: str = "core"
 ) -> int:
-    """Bytes of one worker: the sets that calls rotate over, the first one twice while it moves to fresh
-    buffers; each entry's own layout of stationary operands, its workspace, its outputs, of which two are
-    kept to compare others with, and its scratch. A graph has its own scratch, and its own outputs where a
-    library allocates them, beside those of the calls before it was captured."""
-    # In cold mode a set shares nothing with the others (`Operands.turned`).
-    further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
+    """Bytes of one worker's operands and entries, on so many sets of operands. mode: as in Rotation"""
+    # The first set is there twice while it moves to fresh buffers. In cold mode a further set shares nothing
+    # with the others (`Operands.turned`).
+    further_set = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
+    total = 2 * op.operand_bytes(sizes) + (copies - 1) * further_set
     output = op.output_bytes(sizes)
+    # The worker keeps the first output of each set that differs in value, and the farthest (outputs.Repeats).
+    kept_outputs = copies + 1 if op.turns else 2
+    # Where sets differ in live operands alone (`Op.turns`), they share one layout of the stationary ones.
     layouts = 1 if op.turns else copies
-    impls = [entry.impl for entry in entries]
-    kept = (copies + 1 if op.turns else 2) * output
-    per_entry = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
-    composed = sum(i.native(boundary) != boundary for i in impls)
-    per_entry += copies * composed * op.narrowed_bytes(sizes)
-    own = [i for i in impls if not i.shared_layout]
-    shared = {i.shared_layout: i for i in impls if i.shared_layout}
-    per_entry += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
-    before = max(
-        (
-            entry.impl.scratch(sizes) + (copies * output if entry.impl.allocates else 0)
-            for entry in entries
-            if entry.launch == "graph"
-        ),
-        default=0,
-    )
-    return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_entry + before
+    shared_layouts: dict[str, int] = {}
+    before_capture = 0
+    for entry in entries:
+        impl = entry.impl
+        total += copies * (impl.workspace(sizes) + output) + impl.scratch(sizes) + kept_outputs * output
+        if impl.native(boundary) != boundary:  # Producers write the operands of its narrower call.
+            total += copies * op.narrowed_bytes(sizes)
+        if impl.shared_layout:
+            shared_layouts[impl.shared_layout] = layouts * impl.layout(sizes)
+        else:
+            total += layouts * impl.layout(sizes)
+        if entry.launch == "graph":
+            # A graph has its own scratch, and its own outputs where the library allocates them, beside those
+            # of the calls before it was captured. Graphs that are captured later use the latter again.
+            allocated = copies * output if impl.allocates else 0
+            before_capture = max(before_capture, impl.scratch(sizes) + allocated)
+    return total + sum(shared_layouts.values()) + before_capture
 
 
 def blas_workspace(platform: Platform) -> int:
@@ -243,7 +247,7 @@ def blas_workspace(platform: Platform) -> int:
 def kept_references(op: Op, sizes: Any, kind: str) -> int:
     """Bytes of the references that the judge keeps in the host's memory: four references in each of up to two
     boundaries, at up to 16 bytes for each element of the rows that are computed."""
-    references = 4 * len(op.boundaries[:2])
-    elements = op.output_bytes(sizes) / 2
-    sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops, MOST_ELEMENTS / elements)
-    return int(references * 16 * sampled * elements)
+    references = 4 * min(2, len(op.boundaries))
+    elements = op.output_bytes(sizes) / 2  # of 16 bits
+    computed_share = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops, MOST_ELEMENTS / elements)
+    return int(references * 16 * computed_share * elements)

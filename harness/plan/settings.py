@@ -1,5 +1,5 @@
-"""Settings, under which entries run: environment variables, one setting for each combination of flags; or the
-kernels/ of a revision of this repository, under this checkout's harness."""
+"""Settings, under which entries run: sets of environment variables, or the kernels/ of revisions of this
+repository under this checkout's harness."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ class Setting:
     variables: dict[str, str | None] = field(default_factory=dict)  # None: the variable is not set
     is_rerun: bool = False  # whether it is the first setting again, in workers of its own: the A/A pair
     tree: str | None = None  # the folder of the source tree that provides kernels/; None: this checkout
-    revision: str = ""  # the name of that tree
+    revision: str = ""  # the name of the revision that the tree is of, such as `main (1a2b3c4d5)`
 
     @property
     def name(self) -> str:
-        words = [self.revision] if self.revision else []
-        words += [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
-        name = ", ".join(words) or PLAIN
+        parts = [self.revision] if self.revision else []
+        for variable, value in self.variables.items():
+            parts.append(f"{variable} unset" if value is None else f"{variable}={value}")
+        name = ", ".join(parts) or PLAIN
         return f"{name} (again)" if self.is_rerun else name
 
 
 def value_text(value: str | None) -> str:
     """The value of a variable as text: `unset` for None, two quotes for the empty string."""
-    return UNSET if value is None else value or "''"
+    if value is None:
+        return UNSET
+    return value or "''"
 
 
 def parse_setting(settings: Iterable[str]) -> Setting:
@@ -61,8 +64,8 @@ def parse_threads(text: str | None) -> int | None:
     return int(text)
 
 
-BESIDE = ("harness", "shapes")
-"""What a revision's folder links to in this checkout: one harness and the same cases for all revisions."""
+LINKED = ("harness", "shapes")
+"""The packages of this checkout in a revision's folder: revisions share one harness and the same cases."""
 
 
 def revision_settings(names: tuple[str, str]) -> list[Setting]:
@@ -93,7 +96,7 @@ def tree(commit: str) -> Path:
         ):
             files.extractall(fresh, filter="data")
             (Path(fresh) / "kernels").replace(folder / "kernels")
-    for name in BESIDE:
+    for name in LINKED:
         link = folder / name
         if not link.is_symlink() or link.resolve() != ROOT / name:
             link.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Toggled flags: the settings that they make, which of them can have an effect here, and which
-implementations an engine's flag chooses between."""
+"""Plans what `toggle` compares: the settings that flags make, or the implementations that an engine's flag
+chooses between. Leaves out flags that can have no effect here."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ Flags = dict[str, list[str | None]]  # environment variables with the values tha
 
 @dataclass(frozen=True)
 class TogglePlan:
-    """Either settings of each implementation, with the values of the flags, or the implementations that the
-    flags choose between."""
+    """What is compared: settings, with the values of flags, or implementations that flags choose between."""
 
     settings: Sequence[Setting] = ()
     flags: Flags = field(default_factory=dict)
@@ -53,10 +52,12 @@ def plan_toggle(
     """The settings or implementations that the options of `toggle` ask for. Raises UsageError for what
     cannot be understood, and NothingRan where no flag can have an effect.
 
-    flag_texts: texts such as `NAME=value,value`; none with a recipe
-    common:     texts such as `NAME=value`, set in all settings
-    design:     `factorial` or `one-at-a-time`
-    force:      whether flags are set too that can have no effect here, or that are unknown
+    flag_texts:    texts such as `NAME=value,value`; none with a recipe
+    common:        texts such as `NAME=value`, set in all settings
+    design:        `factorial` or `one-at-a-time`
+    recipe:        the name of a recipe, whose variables are toggled together
+    leave_one_out: whether each variable of the recipe is also left out alone
+    force:         whether flags are set too that can have no effect here, or that are unknown
     """
     if bool(flag_texts) == bool(recipe):
         raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
@@ -70,10 +71,11 @@ def plan_toggle(
         named = parse_flags(flag_texts)
     op = select.choose_op(op).name
     launch = "eager" if platform.kind == "cpu" else launch or "graph"
-    toggled = _that_act(named, op, platform, launch, recipe, force, log)
-    if not force and (stand_ins := _stand_ins(toggled, op, log)):
-        return TogglePlan(implementations=stand_ins)
-    combinations: list[Variables] = [{}]
+    toggled = _effective(named, op, platform, launch, recipe, force, log)
+    chosen_rows = [] if force else _chosen_rows(toggled, op, log)
+    if chosen_rows:
+        return TogglePlan(implementations=chosen_rows)
+    combinations: list[Variables] = [{}]  # The other settings are compared with the first one.
     if recipe:
         none_set: Variables = dict.fromkeys(toggled)
         all_set = {name: values[0] for name, values in toggled.items()}
@@ -93,22 +95,24 @@ def plan_toggle(
 def parse_flags(texts: Iterable[str]) -> Flags:
     """The flags of texts such as `NAME=a,b`. A comma inside a value is written `\\,`, an empty value
     `NAME=`, and a variable that is not set `NAME=unset`. Raises UsageError."""
-    found: Flags = {}
+    parsed: Flags = {}
     for text in texts:
-        name, equals, rest = text.partition("=")
+        name, equals, list_of_values = text.partition("=")
         if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name)):
             raise UsageError(f"cannot read --flag {text!r}; write NAME=value[,value...], or NAME=unset")
-        values = [value.replace("\\,", ",") for value in re.split(r"(?<!\\),", rest)]
+        # Split at the commas that have no backslash before them.
+        values = [value.replace("\\,", ",") for value in re.split(r"(?<!\\),", list_of_values)]
         if len(set(values)) < len(values):
-            raise UsageError(f"--flag {name} names a value twice: {rest}")
-        if name in found:
+            raise UsageError(f"--flag {name} names a value twice: {list_of_values}")
+        if name in parsed:
             raise UsageError(f"--flag {name} is given twice; list its values in one: {name}=a,b")
-        found[name] = [None if value == UNSET else value for value in values]
-    return found
+        parsed[name] = [None if value == UNSET else value for value in values]
+    return parsed
 
 
 def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Setting]:
-    """Settings of these variables and the common ones, each once. Raises UsageError for too many."""
+    """The settings of these combinations of variables, each with the common variables, without duplicates.
+    Raises UsageError for more than MOST_SETTINGS."""
     settings: dict[str, Setting] = {}
     for combination in combinations:
         setting = Setting(common | combination)
@@ -121,13 +125,13 @@ def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Se
     return list(settings.values())
 
 
-def _that_act(
+def _effective(
     named: Flags, op: str, platform: Platform, launch: str, recipe: str | None, force: bool, log: Log
 ) -> Flags:
-    """The flags that can have an effect here; of a recipe, those that act on kernels and not on an engine's
-    choice. Raises UsageError for a misspelt name, and NothingRan where none is left or where a flag that
-    was named on the command line can have no effect."""
-    reasons: dict[str, str] = {}  # why a flag can have no effect here; empty where it may have one
+    """The flags that can have an effect here, or all with `force`. Of a recipe, flags that make an engine
+    choose between implementations are left out, too. Raises UsageError for a misspelt name, and NothingRan
+    where no flag is left or where one that was named on the command line can have no effect."""
+    obstacles: dict[str, str] = {}  # why each flag can have no effect here; empty where it may have one
     for name, values in named.items():
         entry = flags.catalogue().get(name)
         if entry is None:
@@ -135,50 +139,51 @@ def _that_act(
             if meant and not force:
                 raise UsageError(f"unknown flag {name!r}; did you mean {meant}? (--force sets it as it is)")
             log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
-            reasons[name] = ""
+            obstacles[name] = ""
             continue
         for value in values:
             if not (meaning := entry.meaning(value)).ok:
                 log(meaning.reason)
-        reasons[name] = entry.can_touch(op, platform, launch).reason
-    obstacles = [reason for reason in reasons.values() if reason]
+        obstacles[name] = entry.can_touch(op, platform, launch).reason
+    reasons = [reason for reason in obstacles.values() if reason]
     if force:
-        for reason in obstacles:
+        for reason in reasons:
             log(reason)
         return named
     if not recipe:
-        if obstacles:
-            raise NothingRan(f"{'; '.join(obstacles)} (--force runs it all the same)")
+        if reasons:
+            raise NothingRan(f"{'; '.join(reasons)} (--force runs it all the same)")
         return named
-    able = {name: values for name, values in named.items() if not (reasons[name] or _chooses(name))}
-    if not able:
+    effective = {name: values for name, values in named.items() if not obstacles[name] and not _chooses(name)}
+    if not effective:
         raise NothingRan(
             f"no variable of {recipe} can change what {op} runs here (--force sets them all the same)"
         )
-    idle = f"{len(named) - len(able)} of {len(named)} variables cannot act here"
+    idle = f"{len(named) - len(effective)} of {len(named)} variables cannot act here"
     log(f"{recipe}: {idle}, and options of servers are not applied (`list recipes` says why)")
-    return able
+    return effective
 
 
 def _chooses(name: str) -> bool:
+    """Whether a flag makes an engine choose between implementations."""
     entry = flags.catalogue().get(name)
     return entry is not None and bool(entry.chooses)
 
 
-def _stand_ins(toggled: Flags, op: str, log: Log) -> list[str]:
-    """The implementations that the values of engines' flags choose; empty where no flag makes an engine
-    choose. Raises UsageError where other flags are given with them."""
+def _chosen_rows(toggled: Flags, op: str, log: Log) -> list[str]:
+    """The implementations between which the values of engines' flags choose; empty where no flag makes an
+    engine choose. Raises UsageError where other flags are given with such a flag."""
     choosing = [name for name in toggled if _chooses(name)]
     if choosing and len(choosing) < len(toggled):
         raise UsageError(f"{choosing[0]} chooses between implementations: toggle it without other flags")
-    rows: dict[str, None] = {}
+    rows: list[str] = []
     for name in choosing:
         entry = flags.catalogue()[name]
         for value in toggled[name]:
-            names = entry.stands_for(value, op)
-            meaning = " or ".join(names) or "nothing that is a row here"
+            chosen = entry.stands_for(value, op)
+            meaning = " or ".join(chosen) or "nothing that is a row here"
             log(f"{name}={value_text(value)} makes {entry.library} run {meaning} for {op}")
-            rows |= dict.fromkeys(names)
+            rows += [row for row in chosen if row not in rows]
     if rows:
         log(f"no engine runs here: comparing {', '.join(rows)} instead of setting it")
-    return list(rows)
+    return rows

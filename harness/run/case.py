@@ -1,6 +1,6 @@
-"""A case measured on a device: the entries that can run it, in groups that memory holds; each group is
-checked, timed in interleaved rounds, and checked again. The way from here: checks.py, and
-workers/worker.py, whose process runs workers/child/bench.py."""
+"""Measures a case on a device. Its entries are divided into groups that memory holds at once, and each group
+is checked, timed in interleaved rounds, and checked again (checks.py). The calls are made in the processes of
+workers (workers/worker.py), which run workers/child/bench.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from kernels.engines import choices, engines
 from kernels.platform import Platform
 from shapes.case import Case
 
-SLOW = 4.0  # an entry that takes so many times as long as the fastest is no choice: it is sampled rarely
+SLOW = 4.0
+"""An entry that takes more than this many times as long as the fastest is sampled once in a block: it will
+not be chosen, so its exact time matters little."""
 
 
 @dataclass
@@ -40,42 +42,43 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    memory_share: float = 1.0
-    """The share of the free memory that it may use: other devices of this machine may be measured too."""
+    memory_share: float = 1.0  # of the free memory; other devices of the machine may be measured, too
     ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
-    """What was checked at ragged sizes in this run (see `_kind`), with the reason if it was wrong."""
+    """The kinds of entries (see `_kind`) that this run checked at ragged sizes, with the reason why they were
+    wrong there, or an empty text."""
     far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
-    """Whether these were right with addresses of more than 32 bits, where that was checked."""
+    """The kinds that this run checked with addresses of more than 32 bits, and whether they were right."""
 
     @property
     def platform(self) -> Platform:
         return self.device.platform
 
     def measure(self, case: Case, budget_s: float, max_s: float, scratch: Path) -> list[Record]:
-        """The records of a case, CaseDone the last. Measures for `budget_s` seconds, or for up to `max_s`
-        where one round in each block takes longer. scratch: a folder for logs"""
-        able, refused, search = self._entries(case)
-        refusing: list[Group] = []
-        groups: list[Group] = []
+        """Measures a case and returns its records, of which CaseDone is the last. Measures for `budget_s`
+        seconds, or up to `max_s` where one round in each block takes longer. scratch: a folder for logs"""
+        able, unable, search = self._entries(case)
+        measured: list[Group] = []
+        not_measured: list[Group] = []  # only for the cells of entries that cannot run
         for baseline, entries in self._compared(case, able):
-            more, too_large, sets = self._groups(case, baseline, entries)
-            groups += more
-            refusing.append(Group(case, [*refused, *too_large], sets))
-        for group in groups:
-            self._measure_group(group, budget_s / len(groups), max_s / len(groups), scratch)
-        records, done = build_records(case, [*refusing, *groups], self.platform, self.plan.record, search)
+            groups, too_large, sets = self._groups(case, baseline, entries)
+            measured += groups
+            not_measured.append(Group(case, [*unable, *too_large], sets))
+        for group in measured:
+            self._measure_group(group, budget_s / len(measured), max_s / len(measured), scratch)
+        groups = [*not_measured, *measured]
+        records, done = build_records(case, groups, self.platform, self.plan.record, search)
         return [*records, done]
 
     def _entries(self, case: Case) -> tuple[list[Entry], list[Entry], ConfigSearch | None]:
-        """The entries that can run the case; those that cannot, with the reason written down; and how their
-        configurations were found."""
+        """The entries that can run the case, those that cannot, and how a race found its configurations."""
         plan = self.plan
         entries: dict[str, Entry] = {}
         search = None
         for impl in plan.implementations:
             is_supported = impl.supports(case, self.platform).ok
-            configs, found = plan.configs_of(impl, case) if is_supported else own_choice(impl, case)
-            search = found or search
+            configs_of = plan.configs_of if is_supported else own_choice
+            configs, search_of_impl = configs_of(impl, case)
+            search = search_of_impl or search
             for setting, launch, config in itertools.product(plan.settings, plan.record.launches, configs):
                 entry = entry_of(impl, case, self.platform, launch, setting, config)
                 if entry.interpreted and plan.record.contrast == "settings":
@@ -84,11 +87,12 @@ class CaseMeasurer:
                     entry.fail("wrong", reason)
                 entries[entry.name] = entry  # launch modes that give the same (eager) entry give it once
         able = [entry for entry in entries.values() if entry.alive]
-        refused = [entry for entry in entries.values() if not (entry.alive or entry.setting.is_rerun)]
-        return able, refused, search
+        unable = [entry for entry in entries.values() if not entry.alive and not entry.setting.is_rerun]
+        return able, unable, search
 
     def _baseline(self, case: Case) -> str:
-        """The implementation that the others are compared with: the run's, or what its engine runs."""
+        """The name of the implementation that the others are compared with. Where an engine is the run's
+        baseline, it is the one that the engine runs in this case."""
         baseline = self.plan.record.baseline
         if baseline not in engines():
             return baseline
@@ -96,16 +100,14 @@ class CaseMeasurer:
         return by_engine[baseline].row
 
     def _compared(self, case: Case, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
-        """The entries that are compared with each other, with the name of their baseline: all entries, or
-        where settings are compared those of each implementation and launch mode."""
-        if self.plan.record.contrast == "implementations":
+        """The entries that are compared with each other, with the implementation of their baseline: all
+        entries, or where settings are compared, those of each implementation and launch mode."""
+        if self.plan.record.contrast == "implementations" or not entries:
             return [(self._baseline(case), entries)]
-        if not entries:
-            return [(self._baseline(case), [])]
         rivals: dict[tuple[str, str], list[Entry]] = {}
         for entry in entries:
             rivals.setdefault((entry.impl.name, entry.launch), []).append(entry)
-        return [(members[0].impl.name, members) for members in rivals.values()]
+        return [(impl, members) for (impl, _), members in rivals.items()]
 
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
@@ -140,7 +142,7 @@ class CaseMeasurer:
             self.progress.say(MEASURING)
             self._time(checks, group, budget_s, max_s)
             checks.after(group.rotation)
-            self._remember(group)
+            self._remember(checks, group)
         except WorkerFailure as failure:
             for entry in group.entries:
                 entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
@@ -159,16 +161,17 @@ class CaseMeasurer:
             return
         # The first entry takes the baseline's place where the baseline failed, and where settings are
         # compared: all entries of the group are then of one implementation, those of the first setting first.
-        baseline_name = self._baseline(group.case)
-        baselines = [pair for pair in timed if pair[1].impl.name == baseline_name]
-        worker, baseline = baselines[0] if baselines else timed[0]
+        baseline_impl = self._baseline(group.case)
+        of_baseline = [(worker, entry) for worker, entry in timed if entry.impl.name == baseline_impl]
+        worker, baseline = of_baseline[0] if of_baseline else timed[0]
+        # Where settings are compared, the rerun is an entry of the group, in a worker of its own.
         rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])
             timed.append((worker, rerun))
         budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed])))
         self.device.monitor.take_conditions()  # forgets what was seen before this case
-        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
+        sampler = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         policy = Policy(
             disturbed=self.plan.disturbed,
             margin=self.plan.record.margin,
@@ -177,46 +180,39 @@ class CaseMeasurer:
             baseline=baseline.name,
             rerun=rerun.name,
             budget_s=budget_s,
-            begin_block=samples.begin_block,
-            begin_round=samples.begin_round,
+            begin_block=sampler.begin_block,
+            begin_round=sampler.begin_round,
             end_round=self.device.monitor.end,
         )
-        samplers = {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed}
-        rounds = self.plan.make_rounds(samplers, policy)
-        group.rounds = rounds
+        samples = {entry.name: functools.partial(sampler.take, worker, entry) for worker, entry in timed}
+        group.rounds = self.plan.make_rounds(samples, policy)
         group.baseline = baseline
         group.rerun = rerun
         group.conditions = self.device.monitor.take_conditions()
         for _, entry in timed:
-            if entry.name in rounds.dropped:
-                entry.fail("error", rounds.dropped[entry.name])
-            if rounds.stopped == "disturbed":
-                share = f"{len(rounds.left_out)} of {len(rounds.made)} rounds"
-                reason = f"too disturbed to measure, {share}: {rounds.left_out[-1].disturbed}"
-                entry.fail("error", f"{reason} (without --disturbed refuse they count)")
-            entry.beaten = rounds.beaten.get(entry.name, "")
+            _note_end(entry, group.rounds)
 
-    def _remember(self, group: Group) -> None:
-        """Notes what was found at ragged sizes and with far addresses: entries of the same kind in the run's
-        later cases are not checked for that again, but get what was noted."""
+    def _remember(self, checks: CaseChecks, group: Group) -> None:
+        """Notes what checks found at ragged sizes and with far addresses. Entries of the same kind in later
+        cases of the run are not checked for that again: they get what was noted."""
         for entry in group.entries:
             kind = _kind(entry.name, group.case)
-            is_wrong = entry.status == "wrong" and entry.reason.startswith("at ")
-            self.ragged[kind] = entry.reason if is_wrong else ""
+            self.ragged[kind] = checks.wrong_at_ragged.get(entry.name, "")
             if "far" in entry.check:
                 self.far[kind] = entry.check["far"]
             elif entry.check and kind in self.far:
                 entry.check["far"] = self.far[kind]
 
     def _ragged(self, group: Group) -> list[Case]:
-        """The small cases of uneven sizes, if an entry was not checked at them yet. A race compares
-        configurations, each of which is checked at its own case only."""
-        asked = {_kind(entry.name, group.case) for entry in group.entries if not entry.interpreted}
-        if asked <= self.ragged.keys() or self.plan.record.race is not None:
+        """The small cases of uneven sizes at which the entries of a group are checked; none if all their
+        kinds were checked before, or in a race, whose configurations are checked at their own case only."""
+        kinds = {_kind(entry.name, group.case) for entry in group.entries if not entry.interpreted}
+        if kinds <= self.ragged.keys() or self.plan.record.race is not None:
             return []
         return ragged_cases(self.plan.op, group.case, self.platform.arch)
 
     def _workers(self, entries: Sequence[Entry], scratch: Path) -> list[Worker]:
+        """A worker for the entries of each setting and runtime. scratch: a folder for logs"""
         workers = []
         for number, members in enumerate(by_worker(entries)):
             log = scratch / f"{members[0].impl.runtime}-{number}.log"
@@ -224,9 +220,20 @@ class CaseMeasurer:
         return workers
 
 
+def _note_end(entry: Entry, rounds: Rounds) -> None:
+    """Writes down against a timed entry why its rounds gave no result, or how it lost in a race."""
+    if entry.name in rounds.dropped:
+        entry.fail("error", rounds.dropped[entry.name])
+    if rounds.stopped == "disturbed":
+        share = f"{len(rounds.left_out)} of {len(rounds.made)} rounds"
+        reason = f"too disturbed to measure, {share}: {rounds.left_out[-1].disturbed}"
+        entry.fail("error", f"{reason} (without --disturbed refuse they count)")
+    entry.beaten = rounds.beaten.get(entry.name, "")
+
+
 @dataclass
 class GroupSampler:
-    """Takes the samples of a group's rounds: one worker works at a time, and the machine is watched."""
+    """Takes the samples of a group's rounds. The monitor watches the machine; one worker works at a time."""
 
     checks: CaseChecks
     timed: Sequence[tuple[Worker, Entry]]
@@ -234,18 +241,18 @@ class GroupSampler:
     monitor: Monitor
     progress: Progress
     budget_s: float
-    rounds: int = 0  # how many rounds were begun
+    begun: int = 0  # how many rounds were begun
     spent_s: float = 0.0  # seconds spent in samples
 
     def begin_block(self, block: int, names: Collection[str]) -> None:
         """Prepares the named entries anew, on operands in fresh buffers."""
-        self.progress.rounds(self.rounds, self.spent_s, self.budget_s)
+        self.progress.rounds(self.begun, self.spent_s, self.budget_s)
         workers = self.checks.workers
         with self.checks.phase(PREPARING_ANEW):
             prepare = functools.partial(self._prepare, names=names)
-            if block == 0:  # most of it is faulting memory in
+            if block == 0:  # Faulting memory in takes most of this time, so the workers share it.
                 self.checks.side_by_side(workers, prepare)
-            else:  # one at a time: the seconds of first calls decide whether later blocks need them
+            else:  # By the seconds of its first calls a worker decides whether later blocks make them.
                 for worker in workers:
                     prepare(worker)
         for worker in workers:
@@ -256,6 +263,7 @@ class GroupSampler:
         return [entry for its_worker, entry in self.timed if its_worker is worker and entry.alive]
 
     def _prepare(self, worker: Worker, names: Collection[str]) -> None:
+        """Moves a worker's operands to fresh buffers, and prepares those of its entries that are named."""
         living = self._living(worker)
         if living:
             attempt(living, worker.fresh, self.rotation)
@@ -264,12 +272,12 @@ class GroupSampler:
                 attempt([entry], worker.prepare, entry)
 
     def begin_round(self) -> None:
-        self.progress.rounds(self.rounds, self.spent_s, self.budget_s, between_blocks=False)
-        self.rounds += 1
+        self.progress.rounds(self.begun, self.spent_s, self.budget_s, between_blocks=False)
+        self.begun += 1
         self.monitor.begin()
 
     def take(self, worker: Worker, entry: Entry) -> float:
-        """Takes a sample of an entry and returns seconds per call. Raises RuntimeError where it fails."""
+        """Takes a sample of an entry; returns seconds per call. Raises RuntimeError where the entry fails."""
         if entry.alive:
             attempt([entry], worker.ask, entry, "inspect")
         if entry.alive:
@@ -284,7 +292,8 @@ class GroupSampler:
                 if answer["host_seconds"] is not None:
                     entry.host_s.append(answer["host_seconds"])
                 return float(answer["seconds"])
-        # The other entries of its worker are prepared again now, and not during their own samples.
+        # The worker may have a new process. The other entries of the worker are prepared in it now, because
+        # their own samples would otherwise wait for that.
         for other in self._living(worker):
             attempt([other], worker.prepare, other)
         worker.pause()
@@ -295,10 +304,11 @@ def opening_s(calls_s: Sequence[float]) -> float:
     """The seconds that one round in each of the opening blocks takes, and a fifth more for what is not
     foreseen. calls_s: the seconds that a call of each entry takes"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
-    untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)
+    untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)  # the call before a sample (see LONG_S)
     return 1.2 * Policy().opening * (sampling_s + untimed_s)
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:
-    """An entry's name, with all of a case that its ragged cases have in common with it."""
+    """What entries have in common that one check at ragged sizes stands for: the entry's name, the boundary,
+    and the sizes that ragged cases take over from the case."""
     return name, case.boundary, *(f"{size}={value}" for size, value in kept_sizes(case).items())

@@ -1,5 +1,5 @@
-"""Ceilings of a device: the highest rates that it reaches, measured and stored, for percentages. Rates beyond
-the datasheet are taken to be impossible."""
+"""Ceilings of a device: the highest rates that it was measured to reach. They are stored, and results are
+given in percent of them. Rates beyond the datasheet are taken to be impossible."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, version
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Huge pages, where Linux gives them on request: with them a CPU reads 2 to 7 % faster (seen on Zen 4, 256
-MiB)."""
+"""Huge pages, where Linux gives them on request: a CPU reads 2 to 7 % faster (seen on Zen 4, 256 MiB)."""
 
 OVER_DATASHEET = 1.1
 """A chip may clock higher than its datasheet assumes: an H100 at 1980 instead of 1830 MHz, 8 %."""
@@ -33,7 +32,9 @@ def ceilings(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
     """The stored ceilings of this device, driver, number of threads and torch. They are measured where none
     are stored, or only disturbed ones. Raises WorkerFailure where they cannot be measured."""
     known = stored(platform, threads)
-    return known if known and not known.disturbed else measured(platform, threads, monitor)
+    if known is not None and not known.disturbed:
+        return known
+    return measured(platform, threads, monitor)
 
 
 def stored(platform: Platform, threads: int) -> Ceilings | None:
@@ -41,30 +42,30 @@ def stored(platform: Platform, threads: int) -> Ceilings | None:
 
 
 def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
-    """Measures the ceilings in a worker, and stores and returns the highest that are known: a disturbance
-    can only lower them. Raises WorkerFailure, also where they are beyond the datasheet: no time of such a
-    device can be trusted."""
+    """Measures the ceilings in a worker. Stores and returns the highest that are known, because a disturbance
+    can only lower them. Raises WorkerFailure where they cannot be measured or are beyond the datasheet: then
+    no time of this device can be trusted."""
     with meters(platform, threads, 1, HUGE_PAGES) as (meter,):
         monitor.begin()
         facts = meter.ask("measure", 300)
         disturbed = monitor.end()
     now = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime())
-    found = Ceilings(**facts, measured=now, disturbed=disturbed)
-    if problem := impossible(found, peaks(platform)):
+    new = Ceilings(**facts, measured=now, disturbed=disturbed)
+    if problem := impossible(new, peaks(platform)):
         raise WorkerFailure("error", problem)
-    return keep(platform, threads, found)
+    return keep(platform, threads, new)
 
 
-def impossible(found: Ceilings, peak: Ceilings | None) -> str:
-    """What was measured beyond the datasheet, in words; empty if nothing was."""
+def impossible(new: Ceilings, peak: Ceilings | None) -> str:
+    """What was measured beyond the datasheet's peak, in words; empty if nothing was."""
     if peak is None:
         return ""
-    rates = {f"{dtype} products": (rate, peak.rates[dtype]) for dtype, rate in found.rates.items()}
-    rates |= {"reads": (found.read, peak.read), "copies": (found.copy, peak.read)}
+    rates = [(f"{dtype} products", rate, peak.rates[dtype]) for dtype, rate in new.rates.items()]
+    rates += [("reads", new.read, peak.read), ("copies", new.copy, peak.read)]
     beyond = [
-        f"{what} at {rate / 1e12:.4g} T/s where the data sheet has {most / 1e12:.4g}"
-        for what, (rate, most) in rates.items()
-        if rate > OVER_DATASHEET * most
+        f"{what} at {rate / 1e12:.4g} T/s where the data sheet has {peak_rate / 1e12:.4g}"
+        for what, rate, peak_rate in rates
+        if rate > OVER_DATASHEET * peak_rate
     ]
     return f"impossible: {', '.join(beyond)}: this device's events or its sleep are broken" if beyond else ""
 
@@ -72,20 +73,21 @@ def impossible(found: Ceilings, peak: Ceilings | None) -> str:
 def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
     """Stores and returns the higher rates of these and of the stored ones. Where they cannot be stored, they
     will be measured again."""
-    key, known = _key(platform, threads), _read()
-    best = new.or_better(known.get(key))
-    content = {name: asdict(each) for name, each in (known | {key: best}).items()}
+    key = _key(platform, threads)
+    by_key = _read()
+    by_key[key] = new.or_better(by_key.get(key))
+    content = {key: asdict(ceilings) for key, ceilings in by_key.items()}
     with contextlib.suppress(OSError):
         files.replace(_store(), json.dumps(content, indent=1))
-    return best
+    return by_key[key]
 
 
 @contextlib.contextmanager
 def meters(
     platform: Platform, threads: int, count: int, variables: Mapping[str, str] | None = None
 ) -> Iterator[list[WorkerProcess]]:
-    """So many workers that are ready to measure this device (see child/meter.py); they end with the
-    context. Raises WorkerFailure."""
+    """`count` workers that are ready to measure this device (see child/meter.py), in these environment
+    variables. The workers end with the context. Raises WorkerFailure."""
     environment = thread_environment(platform, threads) | dict(variables or {})
     level = last_level(platform, stored(platform, threads))
     workers: list[WorkerProcess] = []
@@ -105,11 +107,12 @@ def _store() -> Path:
 
 
 def _key(platform: Platform, threads: int) -> str:
-    """The key of a device's ceilings. Of a GPU it has the memory too, because the name of a part of a
-    device may not say which part it is."""
-    memory = [] if platform.kind == "cpu" else [platform.memory >> 30]
-    device = (platform.name, platform.arch, platform.device, driver(platform))
-    return json.dumps([*device, *memory, threads, version("torch")])
+    """The key of a device's ceilings. That of a GPU has the GiB of its memory, because the name of a slice of
+    a GPU may not say how large the slice is."""
+    device: list[str | int] = [platform.name, platform.arch, platform.device, driver(platform)]
+    if platform.kind != "cpu":
+        device.append(platform.memory >> 30)
+    return json.dumps([*device, threads, version("torch")])
 
 
 def _read() -> dict[str, Ceilings]:

@@ -1,5 +1,4 @@
-"""The records of a case: cells with times, intervals and reasons, and verdicts with ratios, from its
-rounds."""
+"""Makes the records of a case from its rounds: cells, and verdicts between them."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ from shapes.case import Case
 
 @dataclass
 class Group:
-    """Entries of a case that memory holds at once and that are timed in the same rounds, and what was
-    measured of them."""
+    """Entries of a case that memory holds at once and that are timed in the same rounds, with the results."""
 
     case: Case
     entries: list[Entry]
@@ -38,43 +36,44 @@ class Group:
     baseline: Entry | None = None
     rerun: Entry | None = None  # the baseline prepared a second time; both are None where nothing was timed
     setup_s: float = 0.0  # seconds for everything but samples
-    phases: Mapping[str, float] = field(default_factory=dict)  # these seconds by what they were spent on
-    conditions: dict[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)  # the parts of `setup_s`, in seconds
+    conditions: dict[str, Any] = field(default_factory=dict)  # see schema.CaseDone.conditions
 
 
 def build_records(
     case: Case, groups: Sequence[Group], platform: Platform, run: Run, search: ConfigSearch | None = None
 ) -> tuple[list[Record], CaseDone]:
-    """The cells and verdicts of a case that was measured in groups, and the record that it is finished."""
+    """The cells and verdicts of a case that was measured in groups, and the record that it is finished.
+    search: how the configurations were found, in a race"""
     cells: dict[str, Cell] = {}
     verdicts: list[Record] = []
     phases: dict[str, float] = defaultdict(float)
-    blocks = 0
-    numbered: list[Group] = []
+    next_block = 0
+    numbered: list[Group] = []  # the groups, with blocks whose numbers are unique in the case
     for group in groups:
-        # A block's number names one moment of the case, so that groups share none.
-        group = replace(group, rounds=group.rounds.numbered(blocks))
-        blocks = max(blocks, group.rounds.next_block)
-        numbered.append(group)
-        more, compared = build_cells(group, platform, run)
-        # The baseline is in every group. Its cell is that of the first group, with the samples of all.
-        for name, cell in more.items():
-            first = cells.setdefault(name, cell)
-            if first is not cell:
-                first.samples.add(cell.samples)
-                first.eliminations.add(cell.eliminations)
-        verdicts += compared
-        for name, seconds in group.phases.items():
-            phases[name] += seconds
-    made = [group.rounds for group in numbered]
+        rounds = group.rounds.numbered(next_block)
+        next_block = max(next_block, rounds.next_block)
+        numbered.append(replace(group, rounds=rounds))
+    for group in numbered:
+        cells_of_group, verdicts_of_group = build_cells(group, platform, run)
+        for name, cell in cells_of_group.items():
+            # The baseline is in every group. Its cell is that of the first group, with the samples of all.
+            if name in cells:
+                cells[name].samples.add(cell.samples)
+                cells[name].eliminations.add(cell.eliminations)
+            else:
+                cells[name] = cell
+        verdicts += verdicts_of_group
+        for phase, seconds in group.phases.items():
+            phases[phase] += seconds
     timed = [group for group in numbered if group.baseline is not None]
     done = CaseDone(
         case=case.key,
-        measured_s=sum(rounds.spent_s for rounds in made),
+        measured_s=sum(group.rounds.spent_s for group in numbered),
         setup_s=sum(group.setup_s for group in groups),
-        rounds=sum(len(rounds.rounds) for rounds in made),
+        rounds=sum(len(group.rounds.rounds) for group in numbered),
         blocks=min((len(set(group.rounds.blocks)) for group in timed), default=0),
-        eliminations=sum(len(rounds.eliminations) for rounds in made),
+        eliminations=sum(len(group.rounds.eliminations) for group in numbered),
         stopped=", ".join(dict.fromkeys(group.rounds.stopped for group in timed)),
         disturbed=[record for group in timed for record in _disturbed(group.rounds)],
         conditions=[group.conditions for group in timed],
@@ -107,11 +106,12 @@ def build_cells(group: Group, platform: Platform, run: Run) -> tuple[dict[str, C
         for entry in group.entries
         if not entry.setting.is_rerun
     }
-    valid = [name for name, cell in cells.items() if cell.status == "ok" and cell.samples.seconds]
-    return cells, _verdicts(group, valid, run.confidence, run.margin)
+    timed = [name for name, cell in cells.items() if cell.status == "ok" and cell.samples.seconds]
+    return cells, _verdicts(group, timed, run.confidence, run.margin)
 
 
 def _cell(entry: Entry, group: Group, platform: Platform, work: Work, run: Run) -> Cell:
+    """The cell of an entry, with a time where the entry is right and has samples."""
     case, rotation = group.case, group.rotation
     cell = Cell(
         op=case.op,
@@ -124,7 +124,7 @@ def _cell(entry: Entry, group: Group, platform: Platform, work: Work, run: Run) 
         launch=entry.launch,
         cache=rotation.mode,
         status=entry.status or ("checked" if entry.interpreted else "ok"),
-        reason=_blamed(entry, group, platform) or entry.beaten or _note(entry, group),
+        reason=_failure(entry, group, platform) or entry.beaten or _note(entry, group),
         check=entry.check,
         kernels=[kernel["name"] for kernel in entry.kernels],
         kernel_us=[kernel["us"] for kernel in entry.kernels],
@@ -142,46 +142,51 @@ def _cell(entry: Entry, group: Group, platform: Platform, work: Work, run: Run) 
         rotation=asdict(rotation),
     )
     cell.eliminations = _samples(group.rounds.eliminations, entry.name)
-    samples = _samples(group.rounds.rounds, entry.name)
-    if entry.beaten:  # its only samples are those of the eliminations
-        samples = cell.eliminations
     if cell.status != "ok":
         return cell
+    # The time of an entry that lost in the eliminations of a race rests on their samples: it has no others.
+    samples = cell.eliminations if entry.beaten else _samples(group.rounds.rounds, entry.name)
     if not samples.seconds:
-        cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
+        cell.status = "error"
+        cell.reason = "the budget ended before its first undisturbed round"
         return cell
     if not entry.beaten:
         cell.samples = samples
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, run.confidence)
-    time = math.exp(over_blocks.mean)
-    bound = replace(work, bytes=_from_memory(group, work))
+    time_s = math.exp(over_blocks.mean)
+    from_memory = replace(work, bytes=_bytes_from_memory(group, work))
     limit = peaks(platform)
-    min_s = limit.min_time(bound) if limit else 0.0
-    if time < min_s:
+    min_s = limit.min_time(from_memory) if limit else 0.0
+    if time_s < min_s:
         cell.status = "impossible"
-        cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {min_s * 1e6:.3g} us"
+        cell.reason = f"{time_s * 1e6:.3g} us; the datasheet's peaks allow no less than {min_s * 1e6:.3g} us"
         return cell
-    cell.time_us = time * 1e6
+    cell.time_us = time_s * 1e6
     if over_blocks.groups > 1:
-        cell.low_us, cell.high_us = (math.exp(v) * 1e6 for v in (over_blocks.low, over_blocks.high))
-    cell.tflops = work.flops / time / 1e12
-    cell.gbps = work.bytes / time / 1e9
+        cell.low_us = math.exp(over_blocks.low) * 1e6
+        cell.high_us = math.exp(over_blocks.high) * 1e6
+    cell.tflops = work.flops / time_s / 1e12
+    cell.gbps = work.bytes / time_s / 1e9
     if ceilings := Ceilings.recorded(run.ceilings):
-        cell.percent_of_ceiling = 100 * ceilings.min_time(bound) / time
+        cell.percent_of_ceiling = 100 * ceilings.min_time(from_memory) / time_s
     return cell
 
 
-def _from_memory(group: Group, work: Work) -> float:
-    """The bytes that a call has to read from memory: `serving` keeps what is not streamed in the cache."""
-    op, rotation = kernels.OPS[group.case.op], group.rotation
-    if not rotation.enough or rotation.mode == "warm":
+def _bytes_from_memory(group: Group, work: Work) -> float:
+    """The bytes that a call has to read from memory, and not from the cache: all in mode `cold`, those that a
+    serving step streams in mode `serving`, none in mode `warm` or where the sets do not exceed the cache."""
+    rotation = group.rotation
+    if rotation.mode == "warm" or not rotation.enough:
         return 0.0
-    return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(group.case.sizes))
+    if rotation.mode == "cold":
+        return work.bytes
+    op = kernels.OPS[group.case.op]
+    return op.streamed_bytes(op.sizes(group.case.sizes))
 
 
-def _blamed(entry: Entry, group: Group, platform: Platform) -> str:
-    """Why an entry failed, with the known defects of its library that may be the cause."""
+def _failure(entry: Entry, group: Group, platform: Platform) -> str:
+    """Why an entry failed, with known defects of its library that may be the cause; empty if it did not."""
     if entry.status not in ("wrong", "crashed", "timeout"):
         return entry.reason
     sizes = kernels.OPS[group.case.op].sizes(group.case.sizes)
@@ -207,40 +212,38 @@ def _note(entry: Entry, group: Group) -> str:
     return "; ".join(filter(None, notes))
 
 
-def _verdicts(group: Group, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
-    """The verdicts on the A/A pair, on each entry against the baseline, and on the winner against the
-    runner-up. A baseline without a time has no A/A verdict, because it could not be computed again from the
-    record."""
+def _verdicts(group: Group, timed: Collection[str], confidence: float, margin: float) -> list[Verdict]:
+    """The verdicts on the A/A pair, on each timed entry against the baseline, and on the winner against the
+    runner-up. A baseline without a time has no A/A verdict, because no reader of the record could compute
+    that again. timed: names of the entries whose cells have a time"""
     baseline, rerun, rounds = group.baseline, group.rerun, group.rounds
     if baseline is None or rerun is None:
         return []
     verdicts = []
-    if baseline.name in valid:
+    if baseline.name in timed:
         pair = (rounds.series(rerun.name), rounds.series(baseline.name))
-        same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
-        judged = JointVerdict(rerun.name, baseline.name, "A/A", 0.0, confidence, same)
-        # The rerun has no cell, so that its samples are kept here.
+        same_thing_twice = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
+        judged = JointVerdict(rerun.name, baseline.name, "A/A", 0.0, confidence, same_thing_twice)
+        # The rerun has no cell, so its samples are kept here.
         verdicts = [_verdict(group.case.key, judged, margin, _samples(rounds.rounds, rerun.name))]
-    lasted = {*valid, baseline.name, rerun.name} - rounds.dropped.keys()
-    series = {name: rounds.series(name) for name in lasted}
+    lasting = rounds.lasting({*timed, baseline.name, rerun.name})
+    series = {name: rounds.series(name) for name in lasting}
     joint = joint_verdicts(
-        series, rounds.blocks, valid, baseline.name, rerun=rerun.name, confidence=confidence, margin=margin
+        series, rounds.blocks, timed, baseline.name, rerun=rerun.name, confidence=confidence, margin=margin
     )
     return verdicts + [_verdict(group.case.key, verdict, margin) for verdict in joint]
 
 
 def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | None = None) -> Verdict:
     compared = judged.comparison
-    numbers = (compared.ratio, compared.low, compared.high, judged.noise)
-    ratio, low, high, noise = (v if math.isfinite(v) else None for v in numbers)
     return Verdict(
         case=case,
         a=judged.a,
         b=judged.b,
-        ratio=ratio,
-        low=low,
-        high=high,
-        noise=noise,
+        ratio=_finite(compared.ratio),
+        low=_finite(compared.low),
+        high=_finite(compared.high),
+        noise=_finite(judged.noise),
         margin=margin,
         verdict=compared.verdict,
         confidence=judged.confidence,
@@ -249,8 +252,13 @@ def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | 
     )
 
 
-def _samples(made: Iterable[Round], name: str) -> Samples:
-    rounds = [r for r in made if name in r.seconds]
+def _finite(number: float) -> float | None:
+    """The number; None where it is infinite or NaN, which JSON cannot hold."""
+    return number if math.isfinite(number) else None
+
+
+def _samples(of_rounds: Iterable[Round], name: str) -> Samples:
+    rounds = [r for r in of_rounds if name in r.seconds]
     return Samples(
         block=[r.block for r in rounds],
         round=[r.index for r in rounds],

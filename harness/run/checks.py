@@ -1,9 +1,12 @@
-"""Checks of a case's entries, before they are timed and after, by a judge in a process of its own.
+"""Checks of a case's entries, before they are timed and after. The judge, a process of its own, computes
+references and compares outputs with them.
 
-Before: the judge computes references, each entry is called once and its output compared, also at small uneven
-sizes. After: the outputs that timed calls left and those of further calls are compared with each other; then
-each entry gets other live operands, which a cached answer misses, other operands altogether, which a cached
-preparation misses, and others of the same lengths, which a cache by lengths misses.
+Before timing, each entry is called once at small uneven sizes and once at the case's sizes.
+
+After timing, the outputs that the timed calls left, and those of further calls, are compared with each other.
+Then each entry is called on other operands: with other live ones, where an entry that returns a cached answer
+is wrong; with others altogether, where an entry that cached what it prepared is wrong; and with others of the
+same lengths, where an entry that caches by lengths is wrong. `CaseChecks.seeds` names these operands.
 """
 
 from __future__ import annotations
@@ -32,25 +35,17 @@ from shapes.case import Case
 SAMPLE_S = 0.05  # seconds of one timed sample
 REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
 
-FEW_COMPARING_S = 1.0
-COMPARING_S = 30.0
-"""Comparing the outputs of an entry takes a quarter of the time of its samples. Where that is less than
-FEW_COMPARING_S, it takes up to FEW_COMPARING_S, but no more than half of that time. It never takes more than
-COMPARING_S."""
-
-SAMPLED = ("live", "lengths")
-"""Operands for which only some rows of the output are compared. They show an answer that was kept from other
+FEW_ROWS = ("live", "lengths")
+"""Names of the operands for which only a few rows of the output are compared. They reveal an answer to other
 operands, and such an answer is wrong in all rows."""
-FEW = 0.05  # the share of a whole reference's work that the reference to these rows may take
+FEW_ROWS_SHARE = 0.05  # the share of a whole reference's work that the reference to a few rows may take
 
 NO_KERNELS = (
     "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
     "DCGM, may read it meanwhile)"
 )
 
-RETURNS = (
-    "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
-)
+UNREAD = "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
 
 PREPARING_ANEW = "preparing anew"  # the phase between two blocks of rounds
 
@@ -67,43 +62,44 @@ class CaseChecks:
     workers: Sequence[Worker]
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
-    ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
+    ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which entries are checked before timing
 
     def __post_init__(self) -> None:
-        self.digests: dict[str, int] = {}  # digests of the operands that the judge made, by the same names
+        self.digests: dict[str, int] = {}  # of the operands that the judge made, by the names of `seeds`
+        self.wrong_at_ragged: dict[str, str] = {}  # entries that were wrong at a ragged case, with the reason
         self.phases: dict[str, float] = defaultdict(float)  # seconds spent in each phase
         self.judging = threading.Lock()  # held while the judge works: workers are checked side by side
         # Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread
         # that started it (PR_SET_PDEATHSIG), so the threads last as long as this object.
         self.pool = ThreadPoolExecutor()
         seed = self.seed
-        # Kernels of older commits may not be able to make adversarial operands, or others of the same
-        # lengths.
-        is_current = not any(worker.entries[0].setting.tree for worker in self.workers)
-        # The seeds of sets of operands: `first`, on which entries are timed; `last`, of the sets that calls
-        # rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
-        # other values throughout, and adversarial; `lengths`, of other values except for sequences' lengths.
+        # Kernels of older commits may be unable to make adversarial operands, or others of the same lengths.
+        has_older = any(worker.entries[0].setting.tree for worker in self.workers)
+        # The sets of operands by name, with their seeds; `other` has other values throughout. `before` adds
+        # `last`, the last of the sets that calls rotate over, where these differ in value.
         self.seeds = {
-            "first": seeds_of(Seeds(seed, seed)),
-            "live": seeds_of(Seeds(seed, seed + 1)),
-            "other": seeds_of(Seeds(seed + 1, seed + 1, adversarial=is_current)),
+            "first": seeds_of(Seeds(stationary=seed, live=seed)),  # entries are timed on them
+            "live": seeds_of(Seeds(stationary=seed, live=seed + 1)),  # the same with other live operands
+            "other": seeds_of(Seeds(stationary=seed + 1, live=seed + 1, adversarial=not has_older)),
         }
-        if is_current and kernels.OPS[self.case.op].lengths:
-            self.seeds["lengths"] = seeds_of(Seeds(seed + 2, seed + 2, lengths=seed))
+        if kernels.OPS[self.case.op].lengths and not has_older:  # other values, sequences of the same lengths
+            self.seeds["lengths"] = seeds_of(Seeds(stationary=seed + 2, live=seed + 2, lengths=seed))
 
     @functools.cached_property
     def judge(self) -> WorkerProcess:
+        """The judge's process, which starts when it is first asked for."""
         worker = self.workers[0]
         log = worker.log.with_name("judge.log")
         return start_judge(worker.platform, worker.threads, worker.deadlines.prepare, log)
 
     @property
     def living(self) -> list[tuple[Worker, Entry]]:
-        """The entries that nothing is known against, each with its worker."""
+        """The entries that have not failed, each with its worker."""
         return [(worker, entry) for worker in self.workers for entry in worker.living]
 
     @property
     def timed(self) -> list[tuple[Worker, Entry]]:
+        """Of the living entries those that are timed, each with its worker."""
         return [(worker, entry) for worker, entry in self.living if not entry.interpreted]
 
     @property
@@ -112,7 +108,7 @@ class CaseChecks:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the seconds of the `with` block to a phase. The first time the name of the phase is shown."""
+        """Adds the seconds of the `with` block to a phase. Shows its name when it first begins."""
         if name not in self.phases and name != PREPARING_ANEW:
             self.say(name)
         started = time.perf_counter()
@@ -125,12 +121,12 @@ class CaseChecks:
         """Computes the references and checks each entry that will be timed. Raises WorkerFailure where the
         judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
-            self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
+            self.seeds["last"] = self._seeds_of_set(rotation.copies - 1)
         timed = self.timed_workers
         with self.phase("starting"):
-            judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
+            starting_judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
             self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
-            judge.result()
+            starting_judge.result()
         for number, case in enumerate(self.ragged):
             with self.phase("checking at ragged sizes"):
                 preparing_s = self._check_ragged(timed, case, f"ragged-{number}")
@@ -138,19 +134,19 @@ class CaseChecks:
             self.phases["checking at ragged sizes"] -= preparing_s
             self.phases["preparing ragged sizes"] += preparing_s
         with self.phase("preparing and references"):
-            references = self.pool.submit(self._references)
-            called = self.side_by_side(timed, self._first_outputs)
-            references.result()
+            computing_references = self.pool.submit(self._references)
+            first_outputs = self.side_by_side(timed, self._first_outputs)
+            computing_references.result()
         with self.phase("checking"):
-            for worker, digest, outputs in called:
+            for worker, digest, outputs in first_outputs:
                 self._compare_operands(worker, digest, "first")
                 for entry, output in outputs:
                     self._judge(entry, "first", output)
         self.judge.pause()
 
     def after(self, rotation: Rotation, profiled: bool = True) -> None:
-        """Checks what timing left, calls the entries with other operands, asks what ran in their calls where
-        `profiled`, and checks the interpreted entries. Raises WorkerFailure as `before` does."""
+        """Checks the outputs that timing left, notes what ran in calls where `profiled`, calls timed entries
+        on other operands, and checks interpreted ones. Raises WorkerFailure if the judge fails."""
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
         if profiled:
@@ -166,7 +162,7 @@ class CaseChecks:
     def close(self) -> None:
         for worker in self.workers:
             worker.end()
-        if "judge" in vars(self):
+        if "judge" in vars(self):  # The cached property has its value here once the judge was started.
             self.judge.kill()
         self.pool.shutdown()
 
@@ -184,12 +180,13 @@ class CaseChecks:
 
     def _references(self) -> None:
         for name, seeds in self.seeds.items():
-            self._reference(self.case, name, seeds, FEW if name in SAMPLED else 1.0)
+            self._reference(self.case, name, seeds, share=FEW_ROWS_SHARE if name in FEW_ROWS else 1.0)
 
     def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
-        """Computes the reference of the case's boundary, and of the narrower ones that entries cover with a
-        call of their own. The suite's producer kernels give them the same operands bit by bit, so such a
-        call is judged by what it was given, and not by all that rounding to FP8 might explain."""
+        """Computes references to the named operands: in the case's boundary, and in each narrower one that
+        the own call of an entry covers, behind the suite's producer kernels. Entry and reference get the
+        same operands from these, bit by bit, so that no error is excused by rounding them to FP8. share: the
+        share of a whole reference's work that each may take"""
         boundaries = {case.boundary} | {self._judged_at(entry) for _, entry in self.living}
         for boundary in boundaries:
             about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
@@ -198,6 +195,7 @@ class CaseChecks:
                 self.digests[name] = digest
 
     def _judged_at(self, entry: Entry) -> str:
+        """The boundary of the reference that an entry's output is compared with."""
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
     def _first_outputs(self, worker: Worker) -> tuple[Worker, int | None, list[tuple[Entry, Output]]]:
@@ -212,31 +210,33 @@ class CaseChecks:
         return worker, digest, outputs
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
+        """Compares the digest of a worker's operands, None if it has none, with that of the judge's operands
+        of this name."""
         if digest is not None and digest != self.digests[name]:
             for entry in worker.living:
                 entry.fail("error", "its worker made other operands than the judge from the same seed")
 
     def _output(
-        self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
+        self, worker: Worker, entry: Entry, digest: int | None, stage: str = "", **arguments: Any
     ) -> Output | None:
-        """The output of a new call, if there is one. Arguments as for `_call`."""
+        """The output of a new call; None where the entry has failed or fails. Arguments as for `_call`."""
         if not entry.alive:
             return None
-        return attempt([entry], self._call, worker, entry, operands, stage, **how)
+        return attempt([entry], self._call, worker, entry, digest, stage, **arguments)
 
     def _call(
-        self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
+        self, worker: Worker, entry: Entry, digest: int | None, stage: str = "", **arguments: Any
     ) -> Output:
-        """Makes a call and returns its output. Writes down against the entry what is wrong with the output
-        whatever values it has. Raises WorkerFailure where there is no output.
+        """Makes a call and returns its output. The entry fails where the call changed its operands, wrote
+        beside its output, or wrote after it had returned. Raises WorkerFailure where there is no output.
 
-        operands: the digest that the operands must still have
-        stage:    when the call is made, in words
-        how:      the arguments of bench.Bench.output
+        digest:    of the operands before the call, which has to leave them as they were
+        stage:     when the call is made, in words that begin a reason
+        arguments: `which` and `fill` of bench.Bench.output
         """
-        output: Output = worker.ask(entry, "output", **how)
+        output: Output = worker.ask(entry, "output", **arguments)
         entry.call_s = output["seconds"]
-        if output["digest"] != operands:
+        if output["digest"] != digest:
             entry.fail("wrong", f"{stage}it changed its operands")
             # The next entry gets a new worker, with whole operands.
             worker.stop()
@@ -246,63 +246,68 @@ class CaseChecks:
             entry.fail("wrong", f"{stage}it wrote beside its output")
         return output
 
-    def _report(self, entry: Entry, name: str, output: Output) -> Any:
-        """The judge's report, a dictionary, of an output on the named operands."""
+    def _report(self, entry: Entry, name: str, output: Output) -> dict[str, Any]:
+        """The judge's report of an output on the named operands (see judge.Judge.judge)."""
+        tensor = {key: output[key] for key in ("output", "shape", "dtype")}
+        tolerance = {"fp8": entry.impl.activations == "fp8", "truncates": entry.impl.truncates}
         reference = f"{name} {self._judged_at(entry)}"
-        packed = {key: output[key] for key in ("output", "shape", "dtype")}
-        packed["fp8"] = entry.impl.activations == "fp8"
-        packed["truncates"] = entry.impl.truncates
         with self.judging:
-            return self.judge.ask("judge", REFERENCE_S, name=reference, **packed)
+            report = self.judge.ask("judge", REFERENCE_S, name=reference, **tensor, **tolerance)
+        return dict(report)
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
+        """Has an output on the named operands judged. A wrong entry fails; its `check` gets the report."""
         report = self._report(entry, name, output)
         if not report["ok"]:
-            hint = RETURNS if output.get("ignored") else ""
+            hint = UNREAD if output.get("ignored") else ""
             entry.fail("wrong", f"{stage}{report['reason']}{hint}")
-        if name not in SAMPLED or not report["ok"]:  # errors over few rows do not replace those over all
+        # Errors over a few rows do not replace those over all rows, unless they show that the entry is wrong.
+        if name not in FEW_ROWS or not report["ok"]:
             entry.check |= report
-        entry.check["ok"] &= entry.status != "wrong"
+        if entry.status == "wrong":  # also for another reason than this report's
+            entry.check["ok"] = False
 
     # Before timing
 
     def _check_ragged(self, workers: Sequence[Worker], case: Case, name: str) -> float:
-        """Checks the entries once in a run at a small case of uneven sizes, also with addresses far apart:
-        what is right at the sizes of production may be wrong there. Only a wrong output counts: a failure at
-        these sizes need not occur at the case's. Returns the seconds of preparing of the worker that took
-        longest.
-
-        name: the name of this case's reference
-        """
+        """Checks the entries of the workers at a small case of uneven sizes, where an entry may be wrong
+        though it is right at the sizes of production. Returns the seconds of preparing in the worker that
+        took longest. name: of this case's reference"""
         self._reference(case, name, self.seeds["first"])
+        preparing_s = self.side_by_side(workers, lambda worker: self._check_ragged_in(worker, case, name))
+        return max(preparing_s, default=0.0)
 
-        def check(worker: Worker) -> float:
-            able = [entry for entry in worker.living if _can_check_ragged(entry, case, worker.platform)]
-            digest = attempt([], worker.open, case, self.seeds["first"]) if able else None
-            if digest is None:
-                return 0.0
-            self._compare_operands(worker, digest, name)
-            preparing_s = 0.0
-            stage = f"at {case.text}: "
-            for entry in able:
-                if not entry.alive:
-                    continue
-                started = time.perf_counter()
-                try:
-                    worker.prepare(entry)
-                except WorkerFailure:
-                    continue
-                finally:
-                    preparing_s += time.perf_counter() - started
-                output = attempt([], self._call, worker, entry, digest, stage)
-                if output is not None:
-                    self._judge(entry, name, output, stage)
-                    # Kernels of older commits have no operands at such offsets.
-                    if entry.alive and not entry.setting.tree:
-                        self._check_far(worker, entry, name, stage)
-            return preparing_s
-
-        return max(self.side_by_side(workers, check), default=0.0)
+    def _check_ragged_in(self, worker: Worker, case: Case, name: str) -> float:
+        """As `_check_ragged`, for one worker. Only a wrong output counts against an entry, because any other
+        failure at these sizes need not occur at the sizes that are timed."""
+        able = [entry for entry in worker.living if _can_check_ragged(entry, case, worker.platform)]
+        if not able:
+            return 0.0
+        digest = attempt([], worker.open, case, self.seeds["first"])
+        if digest is None:
+            return 0.0
+        self._compare_operands(worker, digest, name)
+        preparing_s = 0.0
+        stage = f"at {case.text}: "
+        for entry in able:
+            if not entry.alive:
+                continue
+            started = time.perf_counter()
+            try:
+                worker.prepare(entry)
+            except WorkerFailure:
+                continue
+            finally:
+                preparing_s += time.perf_counter() - started
+            output = attempt([], self._call, worker, entry, digest, stage)
+            if output is None:
+                continue
+            self._judge(entry, name, output, stage)
+            if entry.alive and not entry.setting.tree:  # Kernels of older commits have no such operands.
+                self._check_far(worker, entry, name, stage)
+            if entry.status == "wrong":
+                self.wrong_at_ragged[entry.name] = entry.reason
+        return preparing_s
 
     def _check_far(self, worker: Worker, entry: Entry, name: str, stage: str) -> None:
         """Checks an entry with operands at offsets of more than 32 bits, where memory has room for them."""
@@ -315,51 +320,58 @@ class CaseChecks:
             return
         report = self._report(entry, name, far)
         entry.check["far"] = report["ok"]
-        # No layer's cache is so large in serving; a library's row keeps its time and gets a note.
-        if not report["ok"] and (entry.impl.plugin or not isinstance(entry.impl, Vendor)):
+        # No layer's cache is so large in serving. So a library's row keeps its time, and gets a note.
+        is_library = isinstance(entry.impl, Vendor) and not entry.impl.plugin
+        if not report["ok"] and not is_library:
             entry.fail("wrong", f"{stage}with addresses of more than 32 bits: {report['reason']}")
 
     # After timing
 
     def _check_timed(self, worker: Worker, copies: int) -> None:
-        """Compares the outputs that a worker's timed calls left, and those of further calls, with each
-        other. Of those that differ the judge sees the farthest."""
+        """Compares the outputs that the timed calls of a worker's entries left, and those of further calls,
+        with each other (see bench.Bench.compared). The judge gets the first outputs and the farthest one."""
         timed = [entry for entry in worker.living if not entry.interpreted]
-        if timed and attempt(timed, worker.request, "digest") not in (None, self.digests["first"]):
-            self._find_writer(worker, timed)
+        digest = attempt(timed, worker.request, "digest") if timed else None
+        if digest is not None and digest != self.digests["first"]:
+            self._find_writers(worker, timed)
         for entry in timed:
             seconds = comparing_s(entry.samples_s)
-            seen = attempt([entry], worker.ask, entry, "compared", seconds=seconds)
-            if seen is None:
+            compared = attempt([entry], worker.ask, entry, "compared", seconds=seconds)
+            if compared is None:
                 continue
-            if seen["kept"]:
+            if compared["kept"]:
                 entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
-            for output in seen["outputs"]:
+            for output in compared["outputs"]:
                 if entry.alive:  # references are computed only in the boundaries of living entries
                     name = self._reference_to_set(output["set"], copies)
                     self._judge(entry, name, output, "after timing: ")
-            entry.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
-            if not seen["guards"]:
+            for key in ("calls", "differed", "distance"):
+                entry.check[key] = compared[key]
+            if not compared["guards"]:
                 entry.fail("wrong", "after timing: it wrote beside its output")
 
-    def _find_writer(self, worker: Worker, timed: list[Entry]) -> None:
-        """Finds which entries change their operands, where those that a worker's entries were timed on were
-        changed: each entry is sampled alone on new operands. An entry that changes them is wrong; the times
-        of the others do not count."""
-        names: list[str] = []
+    def _find_writers(self, worker: Worker, timed: list[Entry]) -> None:
+        """Finds which of a worker's timed entries changed the operands that all of them were timed on: each
+        is sampled alone on new operands. An entry that changes them is wrong; the times of the others do not
+        count."""
+        writers: list[str] = []
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
             attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
             if entry.alive and attempt([entry], worker.request, "digest") != self.digests["first"]:
                 entry.fail("wrong", "after timing: it changed its operands")
-                names.append(entry.name)
-        by = " and ".join(names) or "another of its worker's entries"
+                writers.append(entry.name)
+        culprits = " and ".join(writers) or "another of its worker's entries"
         for entry in timed:
-            entry.fail("error", f"{by} changed the operands that it was timed on: leave that out")
+            entry.fail("error", f"{culprits} changed the operands that it was timed on: leave that out")
+
+    def _seeds_of_set(self, which: int) -> dict[str, Any]:
+        """The seeds of one of the sets that calls rotate over, by its number."""
+        return seeds_of(Seeds(stationary=self.seed, live=self.seed, turn=which))
 
     def _reference_to_set(self, which: int, copies: int) -> str:
-        """The name of the reference to one of the sets that calls rotate over. The reference is computed if
-        it is missing."""
+        """The name of the reference to one of the sets that calls rotate over, by the set's number. The
+        reference is computed if it is missing."""
         if which == 0:
             return "first"
         if which == copies - 1:
@@ -367,12 +379,13 @@ class CaseChecks:
         name = f"set {which}"
         with self.judging:
             if name not in self.digests:
-                self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
+                self._reference(self.case, name, self._seeds_of_set(which))
         return name
 
     def _profile_all(self) -> None:
+        """Notes of each timed entry what ran in a call."""
         on_gpu = self.workers[0].platform.kind != "cpu"
-        if on_gpu:  # It takes 5 s in each process. Where it fails, taking a profile fails with the reason.
+        if on_gpu:  # Starting takes 5 s in each process. Where it fails, each profile fails with the reason.
             self.side_by_side(
                 self.timed_workers, lambda worker: attempt([], worker.request, "start_profiler")
             )
@@ -383,11 +396,12 @@ class CaseChecks:
             self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
 
     def _profile(self, worker: Worker, entry: Entry) -> None:
-        """Notes what ran in a call. Where the profiler does not work the entry keeps its time: whether the
-        call itself works is checked afterwards."""
+        """Notes of an entry what ran in a call. Where the profiler does not work, the entry keeps its time:
+        `_check_again` shows whether the call itself works."""
         try:
             profile = worker.ask(entry, "profile")
-            entry.kernels, entry.picked = profile["kernels"], profile["picked"]
+            entry.kernels = profile["kernels"]
+            entry.picked = profile["picked"]
             entry.ran = profile["ran"]
         except WorkerFailure as failure:
             if failure.fatal:
@@ -395,11 +409,9 @@ class CaseChecks:
             self.say(f"{entry.name} could not be profiled: {failure.reason}")
 
     def _check_again(self, copies: int) -> None:
-        """Checks the timed entries on new operands: with other live operands on the first set and, where the
-        sets are copies, on the last one too; a user's own entry with each live operand changed alone; with
-        other operands; and with other operands of the same lengths."""
-        # Where the sets are copies of each other, an entry that always reads the first set would not be
-        # found. So other operands are put on a further set.
+        """Checks the timed entries on other operands."""
+        # Where the sets are copies of each other, the output of an entry that always reads the first set is
+        # right on all of them. So other operands are put on a set that is not the first.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
         sets = [copies - 1, 0] if has_copies else [0]
 
@@ -413,9 +425,8 @@ class CaseChecks:
             for entry in worker.living:
                 if entry.impl.plugin and not entry.interpreted:
                     self._check_reading(worker, entry)
-            self._open(worker, "other", has_copies)
-            beside_first = 1 if has_copies else 0
-            self._check_each(worker, "other", "with other operands: ", set_index=beside_first)
+            self._open(worker, "other", beside_first=has_copies)
+            self._check_each(worker, "other", "with other operands: ", set_index=1 if has_copies else 0)
             if "lengths" in self.seeds:
                 self._open(worker, "lengths")
                 self._check_each(worker, "lengths", "with other pages of the same lengths: ")
@@ -423,20 +434,18 @@ class CaseChecks:
         self.side_by_side(self.timed_workers, check)
 
     def _check_each(
-        self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **how: Any
+        self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **arguments: Any
     ) -> None:
         """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands.
-
-        Arguments as for `_call`.
-        """
+        The stage and the further arguments are those of `_call`."""
         for entry in worker.living:
             if entry.interpreted == interpreted:
-                output = self._output(worker, entry, self.digests[name], stage, **how)
+                output = self._output(worker, entry, self.digests[name], stage, **arguments)
                 if output is not None:
                     self._judge(entry, name, output, stage)
 
     def _open(self, worker: Worker, name: str, beside_first: bool = False) -> None:
-        """Opens the named operands. beside_first: on a second set, after `first`"""
+        """Has a worker make the named operands, as set 0, or as set 1 with `first` as set 0."""
         names = ["first", name] if beside_first else [name]
         seeds = [self.seeds[name] for name in names]
         digest = attempt(worker.living, worker.open, self.case, *seeds)
@@ -447,20 +456,15 @@ class CaseChecks:
         converted or cached that operand when it was loaded, outside the timed call."""
         unread = attempt([entry], worker.ask, entry, "unread")
         if unread:
-            names = " and ".join(unread)
-            entry.fail(
-                "wrong",
-                f"its output did not change with {names}, written in place: "
-                "its calls do not read what is there",
-            )
+            change = f"its output did not change with {' and '.join(unread)}, written in place"
+            entry.fail("wrong", f"{change}: its calls do not read what is there")
 
     def _check_interpreted(self, interpreted: Sequence[tuple[Worker, Entry]]) -> None:
-        """Checks interpreted entries on two sets of operands that share nothing. They have no time and the
-        interpreter is slow, so they are called no more often; the timed entries' workers make room for
-        theirs."""
+        """Checks interpreted entries on two sets of operands that share nothing. Each is called only twice,
+        because the interpreter is slow."""
         workers = list(dict.fromkeys(worker for worker, _ in interpreted))
         for worker in self.workers:
-            worker.stop()
+            worker.stop()  # This frees the memory of the timed entries.
 
         def check(worker: Worker) -> None:
             for name, stage in (("first", ""), ("other", "with other operands: ")):
@@ -473,17 +477,19 @@ class CaseChecks:
 def _can_check_ragged(entry: Entry, case: Case, platform: Platform) -> bool:
     if entry.interpreted or not entry.impl.supports(case, platform).ok:
         return False
-    # A compiler that writes a program for each size would write another one at this case.
+    # A row that is compiled for each size runs another program at this case than the timed one. A plug-in
+    # that says so of itself is checked all the same.
     return bool(entry.impl.plugin) or not entry.impl.per_size
 
 
 def comparing_s(samples_s: float) -> float:
-    """Seconds for comparing the outputs of an entry. samples_s: the seconds that its samples took, which
-    checking must not exceed"""
+    """The seconds in which the outputs of an entry are compared, so that checking takes less than timing: a
+    quarter of the seconds that its samples took, but at least 1 s if that is no more than half of them, and
+    at most 30 s; 1 s for an entry without samples."""
     if not samples_s:
-        return FEW_COMPARING_S
-    at_least_s = min(samples_s / 2, FEW_COMPARING_S)
-    return min(max(samples_s / 4, at_least_s), COMPARING_S)
+        return 1.0
+    at_least_s = min(samples_s / 2, 1.0)
+    return min(max(samples_s / 4, at_least_s), 30.0)
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform, devices
 
 LOCKS = "KERNEL_BENCH_LOCKS"
-"""The variable that names the folder of locks. The default is one for all users, whatever their TMPDIR is."""
+"""The environment variable that names the folder of locks. The default, /tmp, does not depend on TMPDIR,
+because all users of a machine have to share the folder."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class OwnDevice:
 
 @contextlib.contextmanager
 def own_device(platform: Platform, shared: bool = False) -> Iterator[OwnDevice]:
-    """Holds the device's lock, unless it may be shared with other runs. Raises NothingRan where another run
-    holds the lock, or where the device cannot be measured."""
+    """Holds the device's lock, unless the device is `shared` with other runs. Raises NothingRan where another
+    run holds the lock, or where the device cannot be measured."""
     if reason := torch_advice(platform):
         raise NothingRan(reason)
     monitor = monitor_for(platform, worker_pids)
@@ -65,12 +66,12 @@ class DeviceFacts:
 def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
     """The facts of a device. Where no ceilings are stored they are measured, which takes half a minute.
     threads: of each worker, on a CPU"""
-    known, reason = None, ""
+    known, no_ceilings = None, ""
     try:
         known = ceilings(device.platform, threads, device.monitor)
     except WorkerFailure as failure:
-        reason = failure.reason
-    return DeviceFacts(device.platform, provenance(device.platform, threads), known, reason, device.busy)
+        no_ceilings = failure.reason
+    return DeviceFacts(device.platform, provenance(device.platform, threads), known, no_ceilings, device.busy)
 
 
 def device_type(platform: Platform) -> str:
@@ -79,7 +80,8 @@ def device_type(platform: Platform) -> str:
 
 
 def machine_name(platform: Platform) -> str:
-    """The name of a machine in folders of results: `h200`; of a CPU its name and cores, `epyc-9654-2core`."""
+    """The name of a machine in folders of results, such as `h200`; for a CPU its name and the number of cores
+    that this process may use, such as `epyc-9654-2core`."""
     if platform.kind != "cpu":
         return re.sub(r"[^a-z0-9]+", "-", device_type(platform).lower()).strip("-")
     words = re.sub(r"\(.*?\)|@.*|processor|cpu|\d+-core", " ", platform.name.lower())
@@ -89,9 +91,9 @@ def machine_name(platform: Platform) -> str:
 
 @contextlib.contextmanager
 def device_lock(platform: Platform) -> Iterator[None]:
-    """Lets one run at a time use a device, however it is numbered: two would measure each other. Of a CPU,
-    each core that this process may use is locked. Raises NothingRan where another process holds the
-    lock."""
+    """Lets one run at a time use a device, because two would disturb each other. A GPU is locked by its UUID,
+    so CUDA_VISIBLE_DEVICES may number it differently in another run; of a CPU, each core is locked that this
+    process may use. Raises NothingRan where another process holds the lock."""
     if platform.kind == "cpu":
         names = [f"cpu{cpu}" for cpu in sorted(ALLOWED)]
     else:
@@ -121,13 +123,15 @@ def _locked(name: str, device: str) -> Iterator[None]:
 
 
 def _this_command() -> str:
-    file = Path(sys.argv[0])  # `harness/__main__.py`, `bin/pytest`
-    return shlex.join([file.parent.name if file.name == "__main__.py" else file.name, *sys.argv[1:]])
+    """This command, with the name of its program without folders: `harness run ...`, `pytest ...`."""
+    file = Path(sys.argv[0])
+    program = file.parent.name if file.name == "__main__.py" else file.name
+    return shlex.join([program, *sys.argv[1:]])
 
 
 def _holder(owner: str, about: str) -> str:
-    """The command that holds a device, its process and since when; the process alone where it has not
-    written more yet."""
+    """What holds a lock: the command, its process and since when. `about` has the second since 1970 and the
+    command; it is empty where the process has written only its id, the owner, so far."""
     since, _, command = about.partition(" ")
     if not since:
         return f"process {owner}"

@@ -1,21 +1,5 @@
-"""A run, from its request to its exit code. It goes through these files from the command line to the first
-number, the seconds per call of a sample, in this order:
-
-    cli/run.py               reads the options into a Request, and calls `run` here
-    run/execute.py           takes the device, plans or resumes, measures and records case after case
-    run/folder.py            makes the record of the planned run, and its folder
-    run/case.py              one case: its entries are checked, timed in interleaved rounds, and checked again
-    run/checks.py            calls each entry once, and has its output judged
-    timing/rounds.py         the loop over blocks and rounds, which asks for one sample after the other
-    workers/worker.py        the parent's side of a worker: the requests about its entries
-    workers/process.py       starts the process of a worker, sends it requests, and kills it
-    workers/child/main.py    the loop in that process that answers requests
-    workers/child/bench.py   a method for each request: makes operands, prepares an entry, takes a sample
-    workers/child/timers.py  times a sample, on a CPU or a GPU
-
-Then run/cells.py makes the records of the case. Three dataclasses are met on the way: a Request and a RunPlan
-(run/plan.py), and an Entry (plan/entry.py): an implementation under a setting in a launch mode.
-"""
+"""Carries out a request: takes the device, plans or resumes the run, measures and records case after case,
+and returns the exit code. docs/architecture.md describes the way of a run through the files."""
 
 from __future__ import annotations
 
@@ -50,9 +34,11 @@ from kernels.platform import Platform
 from shapes.case import Case
 
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
+"""The statuses of cells that make a command fail."""
 
 ENOUGH = 0.9
-"""A case is begun if this share of `per_case_s` is left of the budget: earlier ones may have overrun it."""
+"""A case is begun if this share of `per_case_s` is left of the budget. The share is less than 1 because the
+last round of an earlier case may have overrun the budget of that case."""
 
 
 class Display(Protocol):
@@ -73,7 +59,8 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     began = time.perf_counter()
     require_writable(request.json, request.csv)
     threads = worker_threads(request.threads)
-    if request.resume:  # a mistake is said before the device is waited for
+    # Planning comes before the device is taken: a user's mistake is said at once.
+    if request.resume:
         journal, plan = resume(request, surroundings(platform))
     else:
         planned = plan_run(request, platform)
@@ -81,7 +68,7 @@ def run(request: Request, platform: Platform, display: Display) -> int:
         if not request.resume:
             journal, plan = begin(planned, request, device_facts(device, threads), display.log)
         cases = RunCases(plan, journal, functools.partial(display.case, plan.record))
-        if request.resume and request.budget:  # the command gives as much again
+        if request.resume and request.budget:  # seconds for the unfinished cases, beside those already spent
             cases.plan = replace(plan, budget_s=plan.budget_s + cases.spent_s)
         for line in device.busy:
             display.log(f"note: {line}")
@@ -92,7 +79,7 @@ def run(request: Request, platform: Platform, display: Display) -> int:
 
 @contextlib.contextmanager
 def resumable(name: str, journal: Journal) -> Iterator[None]:
-    """Gives a KeyboardInterrupt the text of how to go on. name: the command that goes on"""
+    """Gives a KeyboardInterrupt a text with the command that goes on with the run. name: of that command"""
     try:
         yield
     except KeyboardInterrupt:
@@ -106,10 +93,10 @@ class RunCases:
 
     plan: RunPlan
     journal: Journal
-    on_case: Callable[[Case, list[Record]], None]  # is given the records of each case that was measured
+    on_case: Callable[[Case, list[Record]], None]  # called with each case that was measured and its records
 
     def __post_init__(self) -> None:
-        self.all = {planned.key: case_of(planned) for planned in self.plan.record.cases}
+        self.all = {planned.key: case_of(planned) for planned in self.plan.record.cases}  # cases by their key
         self.finished = finished_cases(self.journal, self.plan.retry)  # records by the key of their case
 
     @property
@@ -123,7 +110,7 @@ class RunCases:
         return sum(map(measured_s, self.finished.values()))
 
     def take(self, key: str, records: list[Record], of_devices: Sequence[Record] = ()) -> None:
-        """Records a case, and what is said of devices before it. Raises JournalFull."""
+        """Records a case, after the records `of_devices`. Raises JournalFull."""
         self.finished[key] = records
         try:
             keep(self.journal, [*of_devices, *records])
@@ -144,10 +131,7 @@ class RunCases:
 
 def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: float = 0.0) -> Outcome:
     """Measures the cases that are not finished yet, the heaviest first, as far as the budget reaches; each is
-    recorded before the next one begins. Raises JournalFull.
-
-    before_s: seconds since the command began
-    """
+    recorded before the next one begins. Raises JournalFull. before_s: seconds since the command began"""
     plan = cases.plan
     measurer = CaseMeasurer(plan, device, progress)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
@@ -155,8 +139,8 @@ def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: fl
             remaining_s = plan.budget_s - cases.spent_s
             if cases.spent_s and remaining_s < ENOUGH * plan.per_case_s:
                 break
-            key, case = next(iter(left.items()))
             share_s, reached = budget.allowance(remaining_s, list(left.values()), plan.per_case_s)
+            key, case = next(iter(left.items()))  # the heaviest
             progress.case(case, reached, share_s)
             cases.take(key, measurer.measure(case, share_s, remaining_s, Path(scratch)))
     return cases.outcome(before_s)
@@ -167,8 +151,7 @@ def measured_s(records: Iterable[Record]) -> float:
 
 
 def keep(journal: Journal, records: Sequence[Record]) -> None:
-    """Adds a finished case to the journal. Where the disk has no room, its lines go to stderr and
-    JournalFull is raised."""
+    """Adds a finished case to the journal. Prints its lines on stderr before it raises JournalFull."""
     try:
         journal.append(records)
     except JournalFull:
@@ -184,8 +167,8 @@ class Outcome:
     left_out: list[Case]  # cases that the budget did not reach
     before_s: float  # seconds from the beginning of the command to the first case
     budget_s: float
-    folder: Path
-    calibrations: Sequence[Calibration] = ()  # what its devices calibrated, where several measured it
+    folder: Path  # the folder of the run
+    calibrations: Sequence[Calibration] = ()  # of the devices, where several measured the run
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
@@ -195,7 +178,7 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
     finally:
         display.end(record, outcome)
     code = exit_code(outcome.records)
-    if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
+    if code == OK and request.impl:  # Cells of a baseline that was not asked for do not count.
         asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
         cells = [cell for cell in outcome.records if isinstance(cell, Cell)]
         code = exit_code(cell for cell in cells if cell.impl in asked)
@@ -207,13 +190,13 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
 
 
 def exit_code(records: Iterable[Record]) -> int:
-    """0: all that could run is right; 1: something was wrong or broke (`finish` also returns 1 for
-    regressions between commits); 3: nothing could run."""
+    """The exit code for the cells among records. `finish` also returns FAILED for regressions."""
     return code_of({record.status for record in records if isinstance(record, Cell)})
 
 
 def code_of(statuses: set[str]) -> int:
-    """The same, from the statuses of cells."""
+    """The exit code for cells of these statuses: FAILED if one was wrong or broke, OK if all that could run
+    were right, NOTHING_RAN if none could run."""
     if statuses & BROKEN:
         return FAILED
     return OK if statuses & {"ok", "checked"} else NOTHING_RAN

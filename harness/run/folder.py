@@ -35,7 +35,7 @@ def plan_run(request: Request, platform: Platform) -> Run:
     adds. Raises UsageError or StoredError for what cannot be understood."""
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    if sum(map(bool, (request.suite, request.case, request.cases))) > 1:
+    if len([option for option in (request.suite, request.case, request.cases) if option]) > 1:
         raise UsageError("give --suite, --cases or --case, not several")
     if request.retry:
         raise UsageError("--retry needs --resume RUN")
@@ -52,13 +52,16 @@ def plan_run(request: Request, platform: Platform) -> Run:
     if not request.cluster:
         if (request.threads or 0) > len(ALLOWED):
             raise UsageError(f"--threads {request.threads}: this process may use {len(ALLOWED)} CPUs")
-        named = next((i for i in implementations if i.name == request.baseline), None)
-        if named and not (support := named.available(platform)).ok:
-            raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
-    suite = "ad hoc" if request.case else request.suite or "smoke"
+        for impl in implementations:
+            if impl.name == request.baseline and not impl.available(platform).ok:
+                reason = impl.available(platform).reason
+                raise UsageError(f"--baseline {impl.name} cannot run here: {reason}")
+    suite = request.suite or "smoke"
+    if request.case:
+        suite = "ad hoc"
     if request.cases:
         suite = Path(request.cases).name
-    return record_of(request, platform, suite, cases, [i.name for i in implementations], baseline)
+    return record_of(request, platform, suite, cases, [impl.name for impl in implementations], baseline)
 
 
 def record_of(
@@ -70,11 +73,11 @@ def record_of(
     baseline: str,
     race: RaceSettings | None = None,
 ) -> Run:
-    """As `plan_run`, of these cases and implementations. The default budget is 60 s; that of a race, the sum
-    of what its cases should get at least."""
+    """As `plan_run`, of these cases and implementations. The default budget is 60 s, and that of a race
+    `per_case_s` for each of its cases."""
     settings = request.settings or [parse_setting(request.set)]
     for folder in own_folders(setting.variables for setting in settings):
-        own_folder(folder)
+        own_folder(folder)  # raises StoredError where there is none
     if request.out:
         Journal.require_new(Path(request.out))
     per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
@@ -110,8 +113,8 @@ def record_of(
 
 
 def tell_of_own_choices(settings: Iterable[Mapping[str, str | None]], log: Callable[[str], None]) -> None:
-    """Tells in a line of a folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
-    StoredError where it is no folder. settings: their variables"""
+    """Logs a line for each folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
+    StoredError where there is no such folder. settings: the variables of each setting"""
     known = {impl.name for op in kernels.OPS for impl in kernels.implementations(op)}
     for folder in own_folders(settings):
         configured = {path.stem for path in own_folder(folder).glob("*/*.json")}
@@ -129,20 +132,20 @@ def own_folders(settings: Iterable[Mapping[str, str | None]]) -> list[str]:
 def begin(
     planned: Run, request: Request, facts: DeviceFacts, log: Callable[[str], None]
 ) -> tuple[Journal, RunPlan]:
-    """Creates the folder of a planned run on a device. `log` is told in a line that there are no ceilings, or
-    that a folder of the user's has no configurations."""
+    """Creates the folder of a planned run on a device. Logs a line if there are no ceilings, and one for each
+    folder of the user's that has no configurations."""
     tell_of_own_choices(planned.settings.values(), log)
     if facts.ceilings is None:
         log(f"no limits, so no percentages: {facts.no_ceilings}")
     folder = Path(request.out) if request.out else _new_folder(planned, facts.platform)
-    of_device = {
+    begun = {
         "id": portable(folder.name),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "busy": list(facts.busy),
         "ceilings": asdict(facts.ceilings) if facts.ceilings else {},
         "provenance": facts.provenance,
     }
-    record = planned.model_copy(update=of_device)
+    record = planned.model_copy(update=begun)
     return Journal.create(folder, record), RunPlan.of(record, request)
 
 
@@ -165,20 +168,21 @@ def planned_case(case: Case) -> PlannedCase:
 
 
 def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journal, RunPlan]:
-    """Opens a run again, or a race, as it was planned. Raises UsageError where it was measured on another
-    machine or with other libraries.
+    """Opens a run again, or a race, as it was planned. Raises UsageError where it is of the other kind, or
+    was measured on another machine or with other libraries.
 
-    now: the provenance of what would be measured
+    now:  the provenance of this machine and its libraries, as it would be recorded now
+    race: whether a race is expected
     """
     for name in PLANNING:
-        if getattr(request, name) not in (None, ()):
+        if getattr(request, name) not in (None, ()):  # the defaults of options that were not given
             raise UsageError(f"--resume goes on with the run's own plan; leave out --{name}")
     journal = Journal(Path(request.resume or ""))
     record = journal.run()
     if race != (record.race is not None):
         kind, name = ("run", "run") if race else ("race", "tune")
-        rest = command(name, "--resume", journal.folder)
-        raise UsageError(f"{journal.folder} is a {kind}; to go on with it: {rest}")
+        going_on = command(name, "--resume", journal.folder)
+        raise UsageError(f"{journal.folder} is a {kind}; to go on with it: {going_on}")
     if request.op not in (None, record.op):
         raise UsageError(f"{journal.folder} is a run of {record.op}, not {request.op}")
     present = {impl.name for impl in kernels.implementations(select.choose_op(record.op).name)}
@@ -187,19 +191,18 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
             f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
         )
     for name, before, after in differing(record.provenance, now, ("device", "device_id", "arch", "driver")):
-        then_do = f"give --device {before}" if name == "device_id" else "start a new run"
-        raise UsageError(f"{journal.folder} was measured with {name} {before}; here it is {after}: {then_do}")
+        advice = f"give --device {before}" if name == "device_id" else "start a new run"
+        raise UsageError(f"{journal.folder} was measured with {name} {before}; here it is {after}: {advice}")
     return journal, RunPlan.of(record, request)
 
 
 def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
-    """The records of each finished case by its key. retry: without cases that have a cell that broke, which
-    are measured again"""
+    """The records of each finished case by its key. retry: whether cases with a cell that broke count as
+    unfinished, because they are measured again"""
     finished = journal.finished()
-    if not retry:
-        return finished
-    return {key: records for key, records in finished.items() if not any(map(_broke, records))}
-
-
-def _broke(record: Record) -> bool:
-    return isinstance(record, Cell) and record.status in ("crashed", "timeout", "error")
+    if retry:
+        for key, records in list(finished.items()):
+            statuses = {record.status for record in records if isinstance(record, Cell)}
+            if statuses & {"crashed", "timeout", "error"}:
+                del finished[key]
+    return finished

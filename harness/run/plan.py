@@ -1,5 +1,5 @@
 """The options of a measuring command as they were given (`Request`), and the plan that follows from them
-(`RunPlan`): what the record of the run says, and what a command may choose anew when the run goes on."""
+(`RunPlan`): the record of the run, and what a command may choose anew when it goes on with the run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shapes.case import Case
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run` or `check`, not yet interpreted; of `toggle`, with the settings that it
-    compares; of `compare --revisions`, with a source tree in each setting."""
+    """The options of `run` or `check` as texts, by their names on the command line; None or empty where one
+    was not given. `toggle` and `compare --revisions` add the settings that they compare."""
 
     op: str | None = None
     impl: str | None = None
@@ -40,8 +40,8 @@ class Request:
     per_case: str | None = None
     set: Sequence[str] = ()
     margin: float = MARGIN
-    settings: Sequence[Setting] = ()
-    flags: dict[str, list[str | None]] = field(default_factory=dict)
+    settings: Sequence[Setting] = ()  # the settings that are compared, by variables or by source tree
+    flags: dict[str, list[str | None]] = field(default_factory=dict)  # as in schema.Run
     resume: str | None = None
     retry: bool = False
     out: str | None = None
@@ -52,13 +52,14 @@ class Request:
     disturbed: Disturbed | None = None
     seed: int | None = None
     threads: int | None = None
-    prepare_timeout: float = 900.0
-    call_timeout: float = 120.0
+    prepare_timeout: float = 900.0  # seconds
+    call_timeout: float = 120.0  # seconds
 
 
-_WHAT = ("impl", "suite", "case", "cases", "boundary", "baseline")
-_HOW = ("cache", "launch", "set", "out", "seed", "threads")
-PLANNING = _WHAT + _HOW
+PLANNING = (
+    *("impl", "suite", "case", "cases", "boundary", "baseline"),
+    *("cache", "launch", "set", "out", "seed", "threads"),
+)
 """The options that decide a run's plan, and so cannot be given again when the run is resumed."""
 
 
@@ -68,11 +69,11 @@ class RunPlan:
 
     record: Run  # the record of the run, as run.json holds it
     budget_s: float  # seconds of measuring for all cases together
-    per_case_s: float  # the least seconds of it that are worth beginning a case for
+    per_case_s: float  # the least seconds of measuring that a case should get
     disturbed: Disturbed = "prefer"
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice  # an implementation's configurations that are measured in a case
+    configs_of: ConfigsOf = own_choice  # chooses the configurations with which an implementation is measured
     make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure  # or `halving`, in a race
 
     @staticmethod
@@ -99,7 +100,7 @@ class RunPlan:
 
     @functools.cached_property
     def settings(self) -> Sequence[Setting]:
-        """The recorded settings; where settings are compared, the first of them once more at the end."""
+        """The recorded settings; where settings are compared, the first is there once more at the end."""
         trees = self.record.trees
         settings = [
             revision_setting(name, trees[name]) if name in trees else Setting(variables)

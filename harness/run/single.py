@@ -1,6 +1,6 @@
-"""One implementation on one case, beside a run: `check`, and benchmarks for tools that make their own rounds,
-such as pytest-benchmark. It is checked, sampled, and checked again. A kernel that only the calling process
-knows is measured in that process, by the same Bench that workers run."""
+"""One implementation on one case, without a run: `check`, and benchmarks for tools that make their rounds
+themselves, such as pytest-benchmark. The implementation is checked, sampled, and checked again. A kernel that
+only the calling process knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case, parse
 
-SAVED = ("output.pt", "reference.pt", "sigma.pt", "check.json")  # what `check --save` writes of an output
-TRACEBACK = "traceback.txt"  # and of a call that failed
+SAVED = ("output.pt", "reference.pt", "sigma.pt", "check.json")  # files that `check --save` writes
+TRACEBACK = "traceback.txt"  # the file that it writes for a call that failed
 
 
 class SingleEntry:
@@ -56,17 +56,16 @@ class SingleEntry:
         seed: int = 0,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """worker: the worker of this one entry; say: shows the name of each phase of the checks as it
-        begins"""
+        """worker: has this entry alone; cache: the mode of the rotation; say: shows the name of each phase"""
         self.case = case
         self.worker = worker
         self.monitor = monitor
-        (self.entry,) = worker.entries
+        self.entry = worker.entries[0]
         memory = Memory(case, worker.platform, self.entry.impl.name, cache)
         fits = functools.partial(memory.fits, [self.entry])
         self.rotation = rotation(memory.op, memory.sizes, cache, last_level(worker.platform), fits=fits)
-        self.disturbed: list[str] = []  # what disturbed each sample that was disturbed
-        self.made = 0  # the number of samples, with the disturbed ones
+        self.disturbances: list[str] = []  # for each sample that was disturbed: by what
+        self.samples = 0  # the number of samples, with the disturbed ones
         self.checks = CaseChecks(case=case, workers=[worker], say=say, seed=seed)
 
     def begin(self) -> None:
@@ -79,25 +78,25 @@ class SingleEntry:
             attempt([self.entry], self.worker.prepare, self.entry)
 
     def sample(self) -> float:
-        """Takes a sample that nothing disturbed, or any where most are disturbed. Returns seconds per
-        call."""
+        """Takes samples until one is quiet, or most of many were not. Returns seconds per call."""
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.entry.name}"):
                 seconds: float = self.worker.ask(self.entry, "sample", at_least=SAMPLE_S)["seconds"]
-            self.made += 1
-            reason = self.monitor.end()
-            if reason:
-                self.disturbed.append(reason)
-            if not reason or mostly_disturbed(len(self.disturbed), self.made):
+            self.samples += 1
+            disturbance = self.monitor.end()
+            if disturbance:
+                self.disturbances.append(disturbance)
+            if not disturbance or mostly_disturbed(len(self.disturbances), self.samples):
                 return seconds
 
     def end(self, profiled: bool = True) -> None:
-        """Checks the entry again. profiled: whether it is also asked what ran in a call"""
+        """Checks the entry again. profiled: whether to note what ran in a call, too"""
         self.checks.after(self.rotation, profiled)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
-        """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
+        """What is known of the entry besides its times: sizes, check, what ran, and the rates at so many
+        seconds per call; no rates for None."""
         op = kernels.OPS[self.case.op]
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
         platform = self.worker.platform
@@ -117,31 +116,32 @@ class SingleEntry:
             "ran": entry.ran,
             "picked": entry.picked,
         }
-        if self.disturbed:
-            facts["disturbed"] = f"{len(self.disturbed)} of {self.made} samples: {self.disturbed[-1]}"
+        if self.disturbances:
+            disturbed = f"{len(self.disturbances)} of {self.samples} samples"
+            facts["disturbed"] = f"{disturbed}: {self.disturbances[-1]}"
         if seconds:
             facts |= {"tflops": work.flops / seconds / 1e12, "gbps": work.bytes / seconds / 1e9}
         return facts
 
     def save(self, folder: Path) -> list[Path]:
-        """Writes the first wrong output, or the last one if all were right, with what it was judged by and
-        the operands that it is the answer to; and the traceback of a call that failed. Returns the files."""
+        """Writes the first wrong output, or the last one if all were right, with its reference and facts of
+        the check (SAVED); and the traceback of a call that failed. Returns the files."""
         files = []
         log = self.worker.log
         printed = log.read_text("utf-8", errors="replace") if log.exists() else ""
-        begin = re.search("Traceback \\(most recent|Fatal Python error", printed)
-        if self.entry.status in ("error", "crashed") and begin:
-            (folder / TRACEBACK).write_text(printed[begin.start() :], encoding="utf-8")
+        traceback = re.search("(Traceback \\(most recent|Fatal Python error).*", printed, re.DOTALL)
+        if self.entry.status in ("error", "crashed") and traceback:
+            (folder / TRACEBACK).write_text(traceback[0], encoding="utf-8")
             files.append(folder / TRACEBACK)
-        kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
-        if not kept:
+        saved = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
+        if not saved:
             return files
         facts = {
             "implementation": self.entry.name,
             "version": self.entry.impl.version,
             "status": self.entry.status or "ok",
             "reason": self.entry.reason,
-            **kept,
+            **saved,
         }
         (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         return files + [folder / name for name in SAVED]
@@ -162,7 +162,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     understood, and NothingRan where another run has the device.
 
     config: the configuration of a tunable implementation, as text
-    save:   a folder for the tensors, or for the traceback of a failure
+    save:   a folder for SAVED and TRACEBACK
     say:    shows the name of each phase, and notes
     """
     assert request.op is not None and request.impl is not None
@@ -179,7 +179,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     if save is not None:
         with explained(f"cannot write {save}"):
             Path(save).mkdir(parents=True, exist_ok=True)
-            for file in (*SAVED, TRACEBACK):  # what an earlier check left
+            for file in (*SAVED, TRACEBACK):  # An earlier check may have left them.
                 Path(save, file).unlink(missing_ok=True)
     threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
@@ -213,7 +213,7 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
     if not isinstance(implementation, Tunable):
         raise UsageError(f"{implementation.name} takes no --config: it is not tunable")
     try:
-        (texts,) = parse(text)
+        (texts,) = parse(text)  # also a ValueError where the text stands for several
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
     return {name: _value(value) for name, value in texts.items()}
@@ -289,7 +289,7 @@ class _ThisProcess(WorkerProcess):
         except Unsupported as error:
             raise WorkerFailure("unsupported", str(error)) from error
         except Exception as error:
-            raise WorkerFailure("error", kernels.told(error)) from error
+            raise WorkerFailure("error", kernels.describe_error(error)) from error
 
     def pause(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Statistics: intervals and verdicts from paired times. It knows numbers only."""
+"""Intervals and verdicts from paired times. This package knows numbers only."""
 
 from harness.statistics.paired import Comparison, compare
 

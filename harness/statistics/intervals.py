@@ -1,8 +1,8 @@
 """Confidence intervals for time ratios from paired rounds.
 
-Rounds of a block share one preparation, so blocks are independent and rounds are not. The centre of a block
-is its Hodges-Lehmann estimate. Blocks are pooled as a meta-analysis pools studies: random effects with the
-interval of Hartung and Knapp.
+Rounds of a block share one preparation, so blocks are independent of each other and the rounds of one block
+are not. The centre of a block is its Hodges-Lehmann estimate. Blocks are pooled as a meta-analysis pools
+studies: random effects with the interval of Hartung and Knapp.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 
-MIN_BLOCKS = 6  # the results are not looked at with fewer: Student's t is too wide to be of use then
+MIN_BLOCKS = 6  # the results are first looked at after so many blocks: with fewer, Student's t is too wide
 
 LOOK_WIDENING = 1.2
-"""With MIN_BLOCKS or more, a look at the results may have decided the number of blocks, so that the
-interval has to be wider by this factor (results/statistics/README.md: without it 7 % of verdicts were false
-where preparations differ)."""
+"""From MIN_BLOCKS blocks on, looks at the results decide the number of blocks. So the interval is wider by
+this factor (results/statistics/README.md: without it 7 % of verdicts were false where preparations
+differ)."""
 
 
 @dataclass(frozen=True)
 class Interval:
+    """A mean over groups with its confidence interval."""
+
     mean: float
     low: float
     high: float
@@ -36,11 +38,11 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
     """The mean over groups and its interval, from (group, value) pairs. With one group the interval is
     infinite.
 
-    It is the wider of two intervals: Student's over the groups, with the error of Hartung and Knapp from
-    how far the groups lie apart (2001, Statistics in Medicine 20:3875), and the normal one that the scatter
-    within groups explains, so that groups that agree by chance do not end a measurement (Roever, Knapp and
-    Friede 2015, BMC Medical Research Methodology 15:99). Groups of a single value each are treated as one
-    sample.
+    It is the wider of two intervals. One is Student's over the groups, with the error of Hartung and Knapp
+    from the distances between groups (2001, Statistics in Medicine 20:3875). The other is the normal one
+    from the error that the variances explain: without it, groups that agree by chance would end a measurement
+    (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15:99). Groups of a single value each are
+    treated as one sample.
     """
     grouped: dict[int, list[float]] = {}
     for group, value in values:
@@ -52,12 +54,13 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
     if all(group.n == 1 for group in groups):
         whole = centre(tuple(group.value for group in groups))
         mean = whole.value
-        half = student * whole.error
+        half_width = student * whole.error
     else:
-        mean, explained, apart = _pool(groups)
+        mean, explained_error, observed_error = _pool(groups)
         widening = LOOK_WIDENING if len(groups) >= MIN_BLOCKS else 1.0
-        half = max(widening * student * apart, students_t(math.inf, confidence) * explained)
-    return Interval(mean, mean - half, mean + half, len(groups))
+        normal = students_t(math.inf, confidence)
+        half_width = max(widening * student * observed_error, normal * explained_error)
+    return Interval(mean, mean - half_width, mean + half_width, len(groups))
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,18 @@ def centre(values: tuple[float, ...]) -> Centre:
     """Hodges and Lehmann's estimate: the median of the averages of all pairs (Walsh averages).
 
     It needs 5 % more rounds than the mean where noise is normal (a median needs 57 % more), and far fewer
-    where noise has heavy tails or two states. Its standard error is half the distance between the two
-    averages that lie one standard deviation of Wilcoxon's signed-rank statistic to either side of the
-    middle (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34:598; Lehmann 1963, ibid. 34:1507).
+    where noise has heavy tails or two states. Its standard error is half the distance between two of the
+    sorted averages: those whose places lie one standard deviation of Wilcoxon's signed-rank statistic to
+    either side of the middle (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34:598; Lehmann
+    1963, ibid. 34:1507).
     """
     n = len(values)
     pairs = itertools.combinations_with_replacement(values, 2)
     averages = sorted((x + y) / 2 for x, y in pairs)
     middle = (len(averages) - 1) / 2
-    reach = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-    spread = _at(averages, middle + reach) - _at(averages, middle - reach)
-    return Centre(_at(averages, middle), spread / 2, n)
+    wilcoxon_deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    distance = _at(averages, middle + wilcoxon_deviation) - _at(averages, middle - wilcoxon_deviation)
+    return Centre(_at(averages, middle), distance / 2, n)
 
 
 def _at(ordered: Sequence[float], position: float) -> float:
@@ -96,30 +100,32 @@ def _at(ordered: Sequence[float], position: float) -> float:
 
 
 def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
-    """Random effects. Returns the mean, in which each centre has the weight 1 / (variance between + its own
-    variance); the error of the mean that these variances explain; and the error that the distances of the
-    centres show.
+    """The mean of the centres of blocks with random effects, the error of the mean that the variances
+    explain, and the error that the distances between the centres show.
 
-    The variance between is the estimate of DerSimonian and Laird (1986, Controlled Clinical Trials 7:177).
+    The weight of a centre is 1 / (variance between blocks + its own variance). The variance between blocks is
+    the estimate of DerSimonian and Laird (1986, Controlled Clinical Trials 7:177).
     """
     k = len(centres)
-    # The variance of one round is taken to be the same in all blocks: the median over rounds, because a
-    # block may be disturbed. A block of one round says nothing of it.
-    variances = []
+    # The variance of one round is taken to be the same in all blocks: the median over all rounds, because a
+    # block may be disturbed. A block of a single round has no variance.
+    variances: list[float] = []
     for c in centres:
         if c.n > 1:
-            variances += [c.n * c.error**2] * c.n
-    unit = statistics.median(variances)
+            variances += [c.n * c.error**2] * c.n  # each of the block's rounds has the variance of the block
+    round_variance = statistics.median(variances)
     weights = [1.0] * k
-    if unit > 0:
-        # A block that is more disturbed than the others has the weight of its own scatter.
-        plain = [1 / max(unit / c.n, c.error**2) for c in centres]
-        effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
-        between = max(0.0, _spread(centres, plain) - (k - 1)) / effective
-        weights = [1 / (between + 1 / w) for w in plain]
-    explained = 1 / math.sqrt(sum(weights)) if unit > 0 else 0.0
-    apart = math.sqrt(_spread(centres, weights) / (k - 1) / sum(weights))
-    return weighted_mean([c.value for c in centres], weights), explained, apart
+    explained_error = 0.0
+    if round_variance > 0:
+        # The variance of a block that is more disturbed than the others is that of its own scatter.
+        within = [max(round_variance / c.n, c.error**2) for c in centres]
+        inverse = [1 / variance for variance in within]
+        effective = sum(inverse) - sum(w * w for w in inverse) / sum(inverse)
+        between = max(0.0, _spread(centres, inverse) - (k - 1)) / effective
+        weights = [1 / (between + variance) for variance in within]
+        explained_error = 1 / math.sqrt(sum(weights))
+    observed_error = math.sqrt(_spread(centres, weights) / (k - 1) / sum(weights))
+    return weighted_mean([c.value for c in centres], weights), explained_error, observed_error
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -142,8 +148,8 @@ def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 @functools.cache
 def students_t(degrees: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t: how many standard errors an interval of that confidence
-    reaches to either side."""
+    """The two-sided quantile of Student's t: how many standard errors an interval of that confidence reaches
+    to either side."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -1,5 +1,5 @@
-"""Paired comparison of two entries that were timed in the same rounds, and the noise that an A/A pair
-shows; and the arithmetic of independent measurements."""
+"""Paired comparison of two entries that were timed in the same rounds, the noise that an A/A pair shows, and
+the arithmetic of independent measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.statistics.intervals import CONFIDENCE, interval
 MARGIN = 0.005  # a smaller difference than this counts as none
 
 MAX_NOISE = 0.25
-"""An A/A pair that may differ by more shows a disturbance: then no two entries are called the same."""
+"""If the interval of the A/A pair reaches farther from 1 than this, no two entries are called the same."""
 
 VerdictName = Literal["faster", "slower", "same", "unclear"]
 
@@ -60,8 +60,8 @@ def compare(
     over_blocks = interval(logs, confidence)
     low = exponential(over_blocks.low)
     high = exponential(over_blocks.high)
-    word = verdict(low, high, noise=floor, margin=margin)
-    return Comparison(exponential(over_blocks.mean), low, high, word)
+    about_a = verdict(low, high, noise=floor, margin=margin)
+    return Comparison(exponential(over_blocks.mean), low, high, about_a)
 
 
 def exponential(log: float) -> float:
@@ -70,6 +70,7 @@ def exponential(log: float) -> float:
 
 
 def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) -> VerdictName:
+    """The verdict of `compare` on an interval of the ratio."""
     if not (math.isfinite(noise) and math.isfinite(high)):
         return "unclear"
     band = max(noise, margin)
@@ -100,7 +101,8 @@ def _is_time(seconds: float | None) -> bool:
 
 
 def measured(value: float, low: float | None, high: float | None) -> Comparison:
-    """One measurement, for example of a time, in any unit. None: that end of the interval is unknown."""
+    """A measured value with its interval, for the functions below. None: that end of the interval is
+    unknown."""
     return Comparison(value, low or 0.0, high or math.inf, "unclear")
 
 
@@ -109,35 +111,38 @@ def quotient(a: Comparison, b: Comparison) -> Comparison:
     ratio = a.ratio / b.ratio
     if not (_is_bounded(a) and _is_bounded(b)):
         return Comparison(ratio, 0.0, math.inf, "unclear")
-    return _around(ratio, math.hypot(_half(a), _half(b)))
+    return _around(ratio, math.hypot(_log_half_width(a), _log_half_width(b)))
 
 
 def pooled(measurements: Sequence[Comparison]) -> Comparison:
-    """One quantity that was measured several times: the mean in logarithms. Its interval is as wide as
-    the intervals of the measurements explain, or as these lie apart, whichever is wider."""
+    """One quantity that was measured several times: the geometric mean. Its interval is the wider of two: the
+    one that follows from the intervals of the measurements, and one as wide as the measurements lie apart."""
     logs = [math.log(measurement.ratio) for measurement in measurements]
     ratio = math.exp(statistics.fmean(logs))
     if not all(map(_is_bounded, measurements)):
         return Comparison(ratio, 0.0, math.inf, "unclear")
-    explained = math.hypot(*map(_half, measurements)) / len(measurements)
-    return _around(ratio, max(explained, (max(logs) - min(logs)) / 2))
+    of_intervals = math.hypot(*map(_log_half_width, measurements)) / len(measurements)
+    of_distances = (max(logs) - min(logs)) / 2
+    return _around(ratio, max(of_intervals, of_distances))
 
 
 def widened(measurement: Comparison, factor: float) -> Comparison:
     """The same value with an interval that is `factor` times as wide, in logarithms."""
     if not _is_bounded(measurement):
         return measurement
-    return _around(measurement.ratio, factor * _half(measurement))
+    return _around(measurement.ratio, factor * _log_half_width(measurement))
 
 
 def _is_bounded(measurement: Comparison) -> bool:
     return measurement.low > 0 and math.isfinite(measurement.high)
 
 
-def _half(measurement: Comparison) -> float:
-    """Half the width of the interval, in logarithms."""
+def _log_half_width(measurement: Comparison) -> float:
+    """Half the width of the logarithm's interval."""
     return math.log(measurement.high / measurement.low) / 2
 
 
-def _around(ratio: float, half: float) -> Comparison:
-    return Comparison(ratio, ratio * math.exp(-half), ratio * math.exp(half), "unclear")
+def _around(value: float, log_half_width: float) -> Comparison:
+    """A value with an interval of this half width in logarithms."""
+    factor = math.exp(log_half_width)
+    return Comparison(value, value / factor, value * factor, "unclear")

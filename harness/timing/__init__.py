@@ -1,4 +1,4 @@
-"""Rounds of interleaved samples of entries, which are callables: it knows nothing of devices."""
+"""Measures entries, which are callables here, in rounds of interleaved samples. Knows nothing of devices."""
 
 from harness.timing.rounds import Policy, Round, Rounds, measure
 

@@ -18,12 +18,12 @@ from harness.statistics.paired import MARGIN
 Sampler = Callable[[], float]  # takes one timed sample of an entry and returns seconds per call
 
 Disturbed = Literal["prefer", "keep", "refuse"]
-"""How rounds count that other work on the machine disturbed. prefer: quiet rounds alone count where enough
-of them can be had, else all count; keep: all count; refuse: none counts, and where most are disturbed there
-is no result."""
+"""Whether rounds count that other work on the machine disturbed. prefer: only quiet rounds count if there are
+enough of them, otherwise all; keep: all count; refuse: disturbed ones do not count, and there is no result
+where most are disturbed."""
 
 MAX_DISTURBED = 0.5  # a machine counts as never quiet where a larger share of its rounds was disturbed
-ENOUGH_ROUNDS = 30  # measuring may stop for that after so many rounds
+ENOUGH_ROUNDS = 30  # from this number of rounds on, a machine that is never quiet ends measuring
 
 
 def mostly_disturbed(disturbed: int, made: int) -> bool:
@@ -38,10 +38,9 @@ class Policy:
     blocks: int = 14
     """The most blocks; everything is prepared anew before each. Tight or clear results end measuring after
     MIN_BLOCKS blocks at the soonest, and never if `blocks` is no more than that."""
-    first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
+    first_rounds: int = 5  # rounds in each of the opening blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
-    half_width: float = 0.005
-    """An interval of a ratio is tight enough at this half width; 0: blocks or budget end measuring."""
+    half_width: float = 0.005  # an interval as narrow as this is tight; 0: blocks or budget end measuring
     baseline: str | None = None  # the entry that all others are compared with; None: the first one
     rerun: str | None = None  # the baseline prepared a second time: its ratio to the baseline gives the noise
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
@@ -49,8 +48,7 @@ class Policy:
     slow: float = math.inf
     """An entry that takes more than this many times as long as the fastest is sampled only in a block's
     first round: the rest of the budget goes to the entries between which the choice is."""
-    budget_s: float = 30.0
-    """Seconds of samples for all blocks together. A round that would not fit is not begun."""
+    budget_s: float = 30.0  # seconds of samples for all blocks; a round that would not fit is not begun
     begin_block: Callable[[int, Collection[str]], None] = lambda block, entries: None
     """Called before each block with its number and its entries, to prepare them anew; outside the budget."""
     begin_round: Callable[[], None] = lambda: None  # called before each round
@@ -63,7 +61,7 @@ class Policy:
 
     @property
     def opening(self) -> int:
-        """The number of blocks after which measuring may end."""
+        """The number of opening blocks: after the last of them measuring may end for the first time."""
         return min(MIN_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
 
 
@@ -76,10 +74,10 @@ class Round:
     seconds: Mapping[str, float]  # seconds per call of each entry that gave a time
     disturbed: str = ""  # what disturbed the round; empty if nothing did
     took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
-    """The seconds that the sample of each entry took."""
+    """The seconds that the sample of each of these entries took as a whole."""
     use: Literal["counts", "left out", "elimination"] = "counts"
-    """`left out` of the result because it was disturbed, or an `elimination` round of a race, which chooses
-    the entries of later rounds and counts for nothing else (see successive_halving.py)."""
+    """Whether the round `counts` for the result, is `left out` because it was disturbed, or is an
+    `elimination` round of a race, by which the entries of later rounds are chosen (successive_halving.py)."""
 
 
 @dataclass
@@ -91,9 +89,9 @@ class Rounds:
     """Entries that were taken out, with the reasons. Their earlier times stay in `made`."""
     beaten: dict[str, str] = field(default_factory=dict)  # entries that lost in eliminations, and how
     stopped: str = "complete"
-    """Why measuring ended: `tight` (the intervals of all wanted ratios are), `clear` (each interval is tight,
-    or its verdict is not `unclear`), `budget` (it is spent), `complete` (all blocks and rounds were made),
-    `disturbed` (most rounds were, and disturbed ones are refused), or `no entries` (none lasted)."""
+    """Why measuring ended: `tight` (all intervals are), `clear` (each interval is tight, or its verdict is
+    not `unclear`), `budget` (it is spent), `complete` (all blocks and rounds were made), `disturbed` (most
+    rounds were, and disturbed ones are refused), or `no entries` (all were dropped)."""
 
     @property
     def rounds(self) -> list[Round]:
@@ -129,6 +127,7 @@ class Rounds:
 
     @property
     def next_block(self) -> int:
+        """The number of a block that is made after these rounds."""
         return max((r.block for r in self.made), default=-1) + 1
 
     def numbered(self, first: int) -> Rounds:
@@ -151,96 +150,80 @@ class Rounds:
         return len(disturbed) > MAX_DISTURBED * len(self.made)
 
     @property
-    def useless(self) -> bool:
-        """Whether so many rounds were disturbed that further ones are not worth their time."""
+    def mostly_left_out(self) -> bool:
+        """Whether so many rounds were left out that further ones are not worth their time."""
         return mostly_disturbed(len(self.left_out), len(self.made))
 
     def choose(self, blocks: int) -> bool:
-        """Decides which rounds count. Quiet rounds alone count where they are at least half of all, lie in
-        `blocks` blocks or in all that there are, and leave no entry without a time; otherwise all rounds
-        count. The times themselves play no part: leaving rounds out by their outcome would bias the rest.
-        Returns whether another block may make the quiet rounds enough."""
+        """Decides which rounds count. Only quiet rounds do where they are at least half of all, lie in
+        `blocks` blocks or in all that there are, and leave no entry without a time; otherwise all rounds do.
+        The times themselves play no part: leaving rounds out by their outcome would bias the rest. Returns
+        whether further blocks may bring as many quiet rounds as are missing."""
         quiet = [r for r in self.made if not r.disturbed]
-        wanted = min(blocks, len({r.block for r in self.made}))
-        alone = (
-            not self.never_quiet
-            and len({r.block for r in quiet}) >= wanted
-            and _timed(quiet) >= _timed(self.made) - self.dropped.keys()
-        )
-        made = [replace(r, use="counts") for r in self.made]
-        if alone:
-            made = [replace(r, use="left out") if r.disturbed else r for r in made]
-        self.made = made
-        return not alone and not self.never_quiet
+        quiet_blocks = {r.block for r in quiet}
+        all_blocks = {r.block for r in self.made}
+        has_blocks = len(quiet_blocks) >= min(blocks, len(all_blocks))
+        without_quiet = _entries_with_times(self.made) - _entries_with_times(quiet) - self.dropped.keys()
+        only_quiet = has_blocks and not without_quiet and not self.never_quiet
+        self.made = [
+            replace(r, use="left out" if r.disturbed and only_quiet else "counts") for r in self.made
+        ]
+        return not only_quiet and not self.never_quiet
 
 
-def _timed(rounds: Iterable[Round]) -> set[str]:
+def _entries_with_times(rounds: Iterable[Round]) -> set[str]:
     return {name for r in rounds for name in r.seconds}
 
 
-TRIES = 2  # a block tries so many rounds for each that it wants: a disturbed round is made again
+TRIES = 2  # a block makes up to this many times the rounds that it wants, because some may be disturbed
 
 
 def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rounds:
     """Times entries round by round until the policy is satisfied. An entry that raises, or that returns
-    anything but a positive finite number, is dropped; deadlines are the caller's.
+    anything but a positive finite number, is dropped. Only the samplers can have deadlines.
 
-    The first blocks are short, so that a large difference costs few rounds although each entry was prepared
-    several times. What they leave open gets long blocks, with a look at the results after each
-    (`stopping_reason`). A disturbed round is made again, up to TRIES times the wanted rounds. Where most
-    rounds were disturbed, `prefer` counts all of them (`Rounds.choose`) and makes none again, because further
-    blocks tell more; `refuse` counts no disturbed one and stops, and there is no result.
+    The opening blocks are short, so that few rounds suffice for a large difference although each entry was
+    prepared several times. Verdicts that are open after them get long blocks, with a look at the results
+    after each (`stopping_reason`).
+
+    A disturbed round is made again, up to TRIES times the wanted rounds. Where most rounds were disturbed,
+    `prefer` counts all of them (`Rounds.choose`) and makes none again, because further blocks tell more;
+    `refuse` counts no disturbed one and stops, and there is no result.
     """
     import scipy.special  # noqa: F401 - a look needs it, and it must not be loaded between samples
 
     policy = policy or Policy()
     rounds = Rounds()
-    shuffle = random.Random(policy.seed).shuffle
-    round_s = preparing_s = 0.0
+    generator = random.Random(policy.seed)
+    round_s = 0.0  # seconds that another round in the last block would have taken
+    preparing_s = 0.0  # seconds that preparing for the last block took
     for block in range(policy.blocks):
         lasting = rounds.lasting(entries)
         if not lasting:
             break
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
-        # A later block is worth its preparation if there is time for as many rounds as a first block had,
+        # A later block is worth its preparation if there is time for as many rounds as an opening block had,
         # and for as long as the preparation takes.
         worth_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
-        longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)
+        longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)  # of a round so far
         if rounds.made and remaining_s < max(longest_s, worth_s):
             rounds.stopped = "budget"
             break
         started = policy.clock()
         policy.begin_block(block, lasting)
         preparing_s = policy.clock() - started
-        blocks_ahead = (policy.opening if is_opening else policy.blocks) - block
+        # The opening blocks that are left share the remaining budget, and the later blocks what is left then,
+        # as far as they are worth their preparation.
+        sharing_blocks = (policy.opening if is_opening else policy.blocks) - block
         if worth_s:
-            blocks_ahead = min(blocks_ahead, int(remaining_s / worth_s))
-        end_s = rounds.spent_s + remaining_s / blocks_ahead
-        keep = policy.disturbed == "keep" or (
-            policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
-        )
-        is_short = is_opening and policy.opening < policy.blocks
-        wanted = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
-        for index in range(TRIES * wanted):
-            if index and rounds.spent_s + round_s > end_s:
-                rounds.stopped = "budget"
-                break
-            order = list(lasting)
-            shuffle(order)
-            last = _one_round(block, index, keep, {name: entries[name] for name in order}, rounds, policy)
-            if not last.seconds:
-                break
-            counted = keep or not last.disturbed
-            # A slow entry has had its sample if the round counts, or may count in the end.
-            had_sample = counted or (index > 0 and policy.disturbed == "prefer")
-            lasting = _contending(last, policy) if had_sample else list(last.seconds)
-            round_s = sum(last.took[name] for name in lasting)
-            if counted:
-                wanted -= 1
-            if wanted == 0:
-                break
-        if _enough(block, list(entries), policy, rounds):
+            sharing_blocks = min(sharing_blocks, int(remaining_s / worth_s))
+        end_s = rounds.spent_s + remaining_s / sharing_blocks
+        samplers = {name: entries[name] for name in lasting}
+        round_s = _make_block(block, samplers, rounds, policy, generator, end_s)
+        reason = _reason_to_stop(block, list(entries), policy, rounds)
+        if reason:
+            rounds.stopped = reason
             break
     if not rounds.lasting(entries):
         rounds.stopped = "no entries"
@@ -249,21 +232,59 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
     return rounds
 
 
-def _one_round(
-    block: int, index: int, keep: bool, samples: Mapping[str, Sampler], rounds: Rounds, policy: Policy
-) -> Round:
-    """Takes one sample of each entry, in this order, and adds the round. An entry that gives no time is
-    dropped; what it took is not taken from the others' budget.
+def _make_block(
+    block: int,
+    samplers: Mapping[str, Sampler],
+    rounds: Rounds,
+    policy: Policy,
+    generator: random.Random,
+    end_s: float,
+) -> float:
+    """Makes the rounds of a block, until `end_s` seconds were spent in samples since measuring began. Returns
+    the seconds that another round would take."""
+    keep_disturbed = policy.disturbed == "keep" or (
+        policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
+    )
+    is_short = block < policy.opening and policy.opening < policy.blocks
+    wanted = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
+    names = list(samplers)
+    counting = 0  # how many of the block's rounds count for certain
+    round_s = 0.0
+    for index in range(TRIES * wanted):
+        if index > 0 and rounds.spent_s + round_s > end_s:
+            rounds.stopped = "budget"
+            break
+        order = list(names)
+        generator.shuffle(order)
+        made = _make_round(block, index, {name: samplers[name] for name in order}, rounds, policy)
+        if made.disturbed and not keep_disturbed:
+            made = replace(made, use="left out")
+        rounds.made.append(made)
+        if not made.seconds:
+            break
+        # Slow entries have had their sample of the block if the round counts, or may count in the end.
+        had_sample = made.use == "counts" or (index > 0 and policy.disturbed == "prefer")
+        names = _not_slow(made, policy) if had_sample else list(made.seconds)
+        round_s = sum(made.took[name] for name in names)
+        if made.use == "counts":
+            counting += 1
+        if counting == wanted:
+            break
+    return round_s
 
-    keep: whether the round counts if something disturbs it
-    """
+
+def _make_round(
+    block: int, index: int, samplers: Mapping[str, Sampler], rounds: Rounds, policy: Policy
+) -> Round:
+    """Takes one sample of each entry, in this order. Drops an entry that gives no time, in `rounds.dropped`;
+    the seconds that its sample took do not count as spent."""
     policy.begin_round()
     seconds: dict[str, float] = {}
     took: dict[str, float] = {}
-    for name, sample in samples.items():
+    for name, sampler in samplers.items():
         started = policy.clock()
         try:
-            value = sample()
+            value = sampler()
         except Exception as error:
             rounds.dropped[name] = str(error) or type(error).__name__
             continue
@@ -272,31 +293,27 @@ def _one_round(
             took[name] = policy.clock() - started
         else:
             rounds.dropped[name] = f"gave {value!r} as its time"
-    made = Round(block, index, seconds, policy.end_round(), took)
-    if made.disturbed and not keep:
-        made = replace(made, use="left out")
-    rounds.made.append(made)
-    return made
+    return Round(block, index, seconds, policy.end_round(), took)
 
 
-def _contending(last: Round, policy: Policy) -> list[str]:
-    """The entries of the block's next round: those that are not far slower than the fastest, unless that
-    would be one alone."""
-    fastest = min(last.seconds.values())
-    fast = [name for name, seconds in last.seconds.items() if seconds <= policy.slow * fastest]
-    return fast if len(fast) > 1 else list(last.seconds)
+def _not_slow(made: Round, policy: Policy) -> list[str]:
+    """The entries of a round that are not slow (see `Policy.slow`); all entries if that would leave one."""
+    fastest = min(made.seconds.values())
+    fast = [name for name, seconds in made.seconds.items() if seconds <= policy.slow * fastest]
+    return fast if len(fast) > 1 else list(made.seconds)
 
 
-def _enough(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) -> bool:
-    """Whether measuring may end after a block, with the reason in `rounds.stopped`."""
+def _reason_to_stop(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) -> str:
+    """Decides which rounds count. Returns why measuring may end, as `Rounds.stopped`; empty if it may not."""
     if policy.disturbed == "prefer":
-        if rounds.choose(policy.opening):
-            return False
-    elif rounds.useless:
-        return True
+        needs_quiet_rounds = rounds.choose(policy.opening)
+        if needs_quiet_rounds:
+            return ""
+    elif rounds.mostly_left_out:
+        return "disturbed"
     is_last = block + 1 == policy.blocks
     if is_last or len(set(rounds.blocks)) < policy.opening:
-        return False
+        return ""
     lasting = rounds.lasting(names)
     series = {name: rounds.series(name) for name in lasting}
     typical: dict[str, float] = {}  # the median seconds of each entry that gave a time
@@ -304,19 +321,16 @@ def _enough(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) ->
         times = [seconds for seconds in series[name] if not math.isnan(seconds)]
         if times and name != policy.rerun:
             typical[name] = statistics.median(times)
-    # An entry that is slow, and so rarely sampled, is not waited for.
+    # Measuring does not go on for the sake of slow entries, which are rarely sampled.
     slowest = policy.slow * min(typical.values(), default=math.nan)
-    wanted = [name for name, seconds in typical.items() if seconds <= slowest]
-    reason = stopping_reason(
+    contenders = [name for name, seconds in typical.items() if seconds <= slowest]
+    return stopping_reason(
         series,
         rounds.blocks,
-        wanted,
+        contenders,
         policy.baseline or names[0],
         rerun=policy.rerun,
         confidence=policy.confidence,
         half_width=policy.half_width,
         margin=policy.margin,
     )
-    if reason:
-        rounds.stopped = reason
-    return bool(reason)

@@ -1,9 +1,9 @@
 """Successive halving: the fastest of many entries is found in elimination rounds and then measured.
 
-The winner among many is flattered by the noise that made it win. So eliminations only choose: the ratio and
-the verdict rest on rounds that are made after them, of the baseline, its rerun and the challenger alone,
-all prepared anew. Among 32 entries that are all as fast as the baseline one always wins the eliminations;
-it is then called faster no more often than an entry that was named beforehand
+The winner among many seems faster than it is, because noise helped it to win. So eliminations only choose a
+challenger. The ratio and the verdict rest on rounds that are made after them, of the baseline, its rerun and
+the challenger alone, all prepared anew. Among 32 entries that are all as fast as the baseline one always wins
+the eliminations; it is then called faster no more often than an entry that was named beforehand
 (tests/harness/timing/test_successive_halving.py).
 """
 
@@ -19,7 +19,7 @@ from harness.timing.rounds import Policy, Rounds, Sampler, measure
 
 SELECTING = 0.6  # the largest share of the budget that eliminations take
 BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry
-FIRST_ROUNDS = 2  # rounds in each block of the first elimination; each later one has twice as many
+FIRST_ROUNDS = 2  # rounds in each block of the first elimination; each later elimination has twice as many
 
 
 def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
@@ -28,55 +28,59 @@ def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
     The eliminations share SELECTING of the budget. After each, those rivals of the baseline stay that the
     rounds so far cannot tell from the best one: all of them as far as the budget and `policy.max_rounds`
     allow, at most the better half otherwise (successive halving: Karnin, Koren and Somekh 2013, ICML;
-    Jamieson and Talwalkar 2016, AISTATS). The last one is measured beside the baseline like any two
-    entries. Where it fails, the next best takes its place; where the baseline fails, there is nothing to
-    measure.
+    Jamieson and Talwalkar 2016, AISTATS). The one that is left, the challenger, is measured beside the
+    baseline like any two entries. Where it fails, the next best takes its place; where the baseline fails,
+    nothing is measured.
 
     The result has the elimination rounds in `eliminations`, and in `rounds` those that came after them.
     """
-    baseline = policy.baseline or next(iter(samples))
+    baseline = policy.baseline or next(iter(samples))  # the first entry by default, as for `measure`
     rivals = [name for name in samples if name not in (baseline, policy.rerun)]
-    measured, rounds = Rounds(), FIRST_ROUNDS
-    beaten: dict[str, str] = {}
+    measured = Rounds()
+    block_rounds = FIRST_ROUNDS
+    beaten: dict[str, str] = {}  # the rivals that lost, the best first, with the words for their defeat
     while len(rivals) > 1:
         elimination = replace(
             policy,
             blocks=BLOCKS,
-            first_rounds=rounds,
-            max_rounds=rounds,
+            first_rounds=block_rounds,
+            max_rounds=block_rounds,
             half_width=0.0,
             baseline=baseline,
             rerun=None,
-            budget_s=_share(policy, measured, rivals),
+            budget_s=_share_s(policy, measured, rivals),
             seed=policy.seed + measured.next_block,
         )
-        made = measure({name: samples[name] for name in (baseline, *rivals)}, elimination)
-        chosen = [replace(r, use="elimination") if r.use == "counts" else r for r in made.made]
-        measured = measured.then(replace(made, made=chosen))
-        if baseline in measured.dropped or measured.useless:
-            return replace(measured, beaten=beaten, stopped="disturbed" if measured.useless else "no entries")
-        rounds = min(2 * rounds, policy.max_rounds)
-        sample_s = made.spent_s / max(1, sum(len(r.seconds) for r in made.made))
-        room = 0.0
-        if rounds > elimination.max_rounds:
-            share_s = _share(policy, measured, rivals)
-            room = share_s / (BLOCKS * rounds * sample_s) - 1 if sample_s else math.inf
-        rivals, out = _halved(measured, baseline, rivals, room)
-        beaten = out | beaten
-    for challenger in [*rivals, *beaten] or [baseline]:
+        new = measure({name: samples[name] for name in (baseline, *rivals)}, elimination)
+        made = [replace(r, use="elimination") if r.use == "counts" else r for r in new.made]
+        measured = measured.then(replace(new, made=made))
+        if measured.mostly_left_out:
+            return replace(measured, beaten=beaten, stopped="disturbed")
+        if baseline in measured.dropped:
+            return replace(measured, beaten=beaten, stopped="no entries")
+        block_rounds = min(2 * block_rounds, policy.max_rounds)
+        room = 0.0  # how many rivals may stay, even if these are more than the better half
+        if block_rounds > elimination.max_rounds:  # More rounds may tell as many apart as there is time for.
+            samples_made = sum(len(r.seconds) for r in new.made)
+            rival_s = BLOCKS * block_rounds * new.spent_s / max(1, samples_made)
+            # The baseline takes the place of one.
+            room = _share_s(policy, measured, rivals) / rival_s - 1 if rival_s else math.inf
+        rivals, lost = _halved(measured, baseline, rivals, room)
+        beaten = lost | beaten
+    challengers = [*rivals, *beaten] or [baseline]  # without rivals the baseline and its rerun are measured
+    for challenger in challengers:
         beaten.pop(challenger, None)
-        names = dict.fromkeys(
-            n for n in (baseline, policy.rerun, challenger) if n is not None and n in samples
-        )
-        rest = replace(policy, baseline=baseline, budget_s=policy.budget_s - measured.spent_s)
-        measured = measured.then(measure({name: samples[name] for name in names}, rest))
+        final = replace(policy, baseline=baseline, budget_s=policy.budget_s - measured.spent_s)
+        names = (baseline, policy.rerun, challenger)
+        finalists = {name: samples[name] for name in names if name is not None and name in samples}
+        measured = measured.then(measure(finalists, final))
         if challenger not in measured.dropped or baseline in measured.dropped:
             break
     return replace(measured, beaten=beaten)
 
 
-def _share(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
-    """Seconds for the next elimination: what eliminations may still take, divided by the number of
+def _share_s(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
+    """Seconds for the next elimination: those that eliminations may still take, divided by the number of
     eliminations that halving these rivals takes."""
     return (SELECTING * policy.budget_s - measured.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
 
@@ -84,10 +88,10 @@ def _share(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
 def _halved(
     measured: Rounds, baseline: str, rivals: Iterable[str], room: float
 ) -> tuple[list[str], dict[str, str]]:
-    """The rivals that stay, best first, and for each of the others the words for its defeat.
+    """The rivals that stay, the best first, and for each rival that lost the words for its defeat. Dropped
+    rivals are in neither.
 
-    room: how many rivals the next elimination has time for; at least half of them stay. Once the baseline is
-    clearly faster than the best rival, one stays: which one no longer matters
+    room: how many rivals may stay; the better half may in any case
     """
     blocks = [r.block for r in measured.eliminations]
     series: Series = {
@@ -95,24 +99,26 @@ def _halved(
     }
 
     def time(name: str) -> float:
-        return log_time(series[name], blocks) if any(s == s for s in series[name]) else math.inf
+        return math.inf if all(map(math.isnan, series[name])) else log_time(series[name], blocks)
 
-    ranked = sorted((name for name in rivals if name not in measured.dropped), key=time)
+    ranked = sorted(measured.lasting(rivals), key=time)
     if not ranked:
         return [], {}
     best = ranked[0]
-    against = {name: compare(series[best], series[name], blocks=blocks) for name in (baseline, *ranked)}
-    room = 1 if against[baseline].verdict == "slower" else max(room, math.ceil(len(ranked) / 2))
-    reaching = [name for name in ranked if name == best or against[name].verdict == "unclear"]
-    on = [name for place, name in enumerate(ranked) if place < room and name in reaching]
+    against_best = {name: compare(series[best], series[name], blocks=blocks) for name in (baseline, *ranked)}
+    if against_best[baseline].verdict == "slower":
+        most = 1.0  # The baseline has won, so it no longer matters which rival is measured beside it.
+    else:
+        most = max(room, math.ceil(len(ranked) / 2))
+    staying = []
     lost = {}
-    for name in ranked:
-        ratio, low, high = against[name].ratio, against[name].low, against[name].high
-        if name in on:
-            continue
-        if math.isnan(ratio):
+    for place, name in enumerate(ranked):
+        compared = against_best[name]
+        if name == best or (place < most and compared.verdict == "unclear"):
+            staying.append(name)
+        elif math.isnan(compared.ratio):
             lost[name] = f"beaten in the eliminations, without a round together with {best}"
         else:
-            times = f"{ratio:.3f}x ({low:.3f} to {high:.3f})"
+            times = f"{compared.ratio:.3f}x ({compared.low:.3f} to {compared.high:.3f})"
             lost[name] = f"beaten in the eliminations: {times} the time of {best}"
-    return on, lost
+    return staying, lost

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 from harness.traffic.steps import Traffic, even_chunks
 
-INTERVAL = 40
-"""Decode steps for a line of SGLang (--decode-log-interval)."""
+INTERVAL = 40  # the decode steps for which SGLang writes one line (--decode-log-interval)
 
 KV_SIZE = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 KV_USE = re.compile(r"GPU KV cache usage: ([\d.]+)%")
@@ -27,10 +26,11 @@ ACCEPTED = re.compile(r"SpecDecoding metrics: .*Per-position acceptance rate: ([
 PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
 ACCEPT_LEN = re.compile(r"accept len: (\d+\.?\d*)")
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")
-GEMM = re.compile(r"shape is (?:B:(\d+), )?M:(\d+), N:(\d+), K:(\d+)(.*)")
+GEMM = re.compile(r"shape is (?P<batch>B:\d+, )?M:(?P<m>\d+), N:(?P<n>\d+), K:(?P<k>\d+)(?P<outcome>.*)")
 OUTCOME = re.compile(r"not found tuned config in (\S+)|is tuned on cu_num.* in (\S+)")
 FMOE = re.compile(r"\[fused_moe\] using .*? for (\(.*\))")
-FMOE_KEY = re.compile(r"(\d+), (\d+), (\d+), (\d+), (\d+), <ActivationType.*'QuantType\.(\w+)'")
+FMOE_KEY = re.compile(r"((?:\d+, ){5})<ActivationType.*'QuantType\.(?:per_1x128|per_128x128)'")
+"""The key of block-scale experts: tokens, hidden, inter, experts, topk."""
 
 NOTES = {
     "shapes": "AITER logs each shape once a process, those of graph captures and of the profiling run too: "
@@ -43,96 +43,96 @@ NOTES = {
     "lines of vLLM's statistics": "vLLM's statistics are the requests at one moment in 10 s, some of which "
     "still prefill; chunks of prompts are not in them",
 }
-"""By what a log has."""
+"""What a log has -> the note on it."""
 
 
 def read_log(lines: Iterable[str], traffic: Traffic) -> str:
-    """Adds what the lines of one log tell; returns what they are, empty where none tells anything. Raises
-    UsageError where --drafts is needed."""
-    found: Counter[str] = Counter()
-    kv_tokens, positions, has_prompts = 0, 0, False
-    snapshots: list[tuple[int, float | None]] = []
-    shapes: dict[tuple[str, str], None] = {}
+    """Adds what the lines of one log tell. Returns how many lines of each kind tell something, as text; empty
+    where none does. Raises UsageError where --drafts is needed."""
+    line_counts: Counter[str] = Counter()
+    kv_capacity = 0  # tokens that the KV cache holds; 0: not known
+    drafts = 0  # draft tokens of a step, by the log's acceptance rates
+    has_prompts = False
+    snapshots: list[tuple[int, float | None]] = []  # running requests, and the tokens that they have cached
+    shapes: dict[tuple[str, str], None] = {}  # op and sizes, in order
     for line in lines:
         if match := KV_SIZE.search(line):
-            kv_tokens = int(match[1].replace(",", ""))
+            kv_capacity = int(match[1].replace(",", ""))
         elif match := ITERATION.search(line):
             if "(dummy)" in line:
                 traffic.left_out["idle steps of a DP rank (dummy)"] += 1
                 continue
-            found["Iteration lines of vLLM"] += 1
+            line_counts["Iteration lines of vLLM"] += 1
             prompts, new, decoding, tokens = map(int, match.groups())
-            used, requests = _used(line, kv_tokens), prompts + decoding
-            chunks = even_chunks(prompts, new, 0) if prompts and new else ()
-            ctx = used / requests if used and requests else None
-            traffic.add(1, decoding, tokens / decoding if decoding else 1, ctx, chunks, new)
+            cached, requests = _cached_tokens(line, kv_capacity), prompts + decoding
+            context = cached / requests * decoding if cached and requests else None
+            traffic.add(1, decoding, tokens, context, even_chunks(prompts, new, 0), prompt=new)
             has_prompts = has_prompts or new > 0
         elif match := RUNNING.search(line):
-            snapshots.append((int(match[1]), _used(line, kv_tokens)))
+            snapshots.append((int(match[1]), _cached_tokens(line, kv_capacity)))
         elif match := ACCEPTED.search(line):
-            positions = match[1].count(",") + 1
+            drafts = match[1].count(",") + 1  # a rate for each draft
         elif match := PREFILL.search(line):
-            found["Prefill batch lines of SGLang"] += 1
-            batch, new, cached = map(int, match.groups())
-            if batch and new:
-                traffic.add(1, chunks=even_chunks(batch, new, cached), prompt=new)
+            line_counts["Prefill batch lines of SGLang"] += 1
+            prompts, new, prefix = map(int, match.groups())
+            if prompts and new:
+                traffic.add(1, chunks=even_chunks(prompts, new, prefix), prompt=new)
         elif match := DECODE.search(line):
-            found["Decode batch lines of SGLang"] += 1
-            batch, tokens = map(int, match.groups())
+            line_counts["Decode batch lines of SGLang"] += 1
+            decoding, cached_tokens = map(int, match.groups())
             q = 1
             if length := ACCEPT_LEN.search(line):
                 q = traffic.q(f"SGLang's log has `{length[0]}`", accepted=float(length[1]))
-            traffic.add(INTERVAL, batch, q, tokens / batch if batch else None)
+            traffic.add(INTERVAL, decoding, q * decoding, cached_tokens)
         elif match := GEMM.search(line):
-            found["GEMM lines of AITER"] += 1
-            if text := _gemm(match, traffic):
-                shapes["block_scale_gemm", text] = None
+            line_counts["GEMM lines of AITER"] += 1
+            if sizes := _gemm(match, traffic):
+                shapes["block_scale_gemm", sizes] = None
         elif match := FMOE.search(line):
-            found["fused_moe lines of AITER"] += 1
-            if text := _fmoe(match[1], traffic):
-                shapes["fused_moe", text] = None
-    if found["Iteration lines of vLLM"] and snapshots:
+            line_counts["fused_moe lines of AITER"] += 1
+            if sizes := _fmoe(match[1], traffic):
+                shapes["fused_moe", sizes] = None
+    if line_counts["Iteration lines of vLLM"] and snapshots:
         traffic.left_out["lines of vLLM's statistics, as each step has a line"] += len(snapshots)
     elif snapshots:
-        found["lines of vLLM's statistics"] = len(snapshots)
+        line_counts["lines of vLLM's statistics"] = len(snapshots)
         # A log without SpecDecoding lines may be of a server that speculates.
-        said = positions if positions or not traffic.drafts else None
+        said = drafts if drafts or not traffic.drafts else None
         q = traffic.q("vLLM's log has acceptance rates", said)
-        for decoding, used in snapshots:
-            traffic.add(1, decoding, q, used / decoding if used and decoding else None)
+        for decoding, cached in snapshots:
+            traffic.add(1, decoding, q * decoding, cached)
     traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
-    has = {**found, "shapes": len(shapes), "prompts": has_prompts}
+    has = {**line_counts, "shapes": bool(shapes), "prompts": has_prompts}
     for what, note in NOTES.items():
         if has.get(what):
             traffic.note(note)
-    return ", ".join(f"{what}: {count}" for what, count in found.items() if count)
+    return ", ".join(f"{what}: {count}" for what, count in line_counts.items() if count)
 
 
-def _used(line: str, kv_tokens: int) -> float | None:
-    """Tokens in the KV cache."""
+def _cached_tokens(line: str, kv_capacity: int) -> float | None:
+    """Tokens in the KV cache; None where the log does not tell."""
     use = KV_USE.search(line)
-    return float(use[1]) / 100 * kv_tokens if use and kv_tokens else None
+    return float(use[1]) / 100 * kv_capacity if use and kv_capacity else None
 
 
 def _gemm(match: re.Match[str], traffic: Traffic) -> str:
-    """The sizes of a block-scale GEMM; empty for another."""
-    count, m, n, k, rest = match.groups()
-    outcome = OUTCOME.search(rest)
+    """The sizes of a block-scale GEMM; empty without rows, or for another GEMM, noted as left out."""
+    outcome = OUTCOME.search(match["outcome"])
     file = (outcome[1] or outcome[2]) if outcome else ""
-    if count or "blockscale" not in file:
+    if match["batch"] or "blockscale" not in file:
         traffic.left_out["GEMM shapes of AITER whose file of tuned shapes is not one of block scales"] += 1
         return ""
-    return f"m={m} n={n} k={k}" if int(m) else ""
+    return f"m={match['m']} n={match['n']} k={match['k']}" if int(match["m"]) else ""
 
 
 def _fmoe(text: str, traffic: Traffic) -> str:
-    """The sizes of block-scale experts; empty for others."""
+    """The sizes of block-scale experts; empty for others, which are noted as left out."""
     match = FMOE_KEY.search(text)
-    if not match or match[6] not in ("per_1x128", "per_128x128"):
+    if not match:
         traffic.left_out["fused_moe shapes of AITER without block scales of FP8"] += 1
         return ""
-    tokens, hidden, inter, experts, topk = map(int, match.groups()[:5])
-    shared = experts % 2  # E = 257 and 9 picks: the shared expert is one of them
+    tokens, hidden, inter, experts, topk = map(int, re.findall(r"\d+", match[1]))
+    shared = experts % 2  # of 257 experts and 9 picks the shared expert is one
     return (
         f"tokens={tokens} experts={experts - shared} topk={topk - shared} hidden={hidden} inter={inter} "
         f"shared={shared} routing=uniform"

@@ -17,20 +17,16 @@ from shapes.scheduler import Phase
 
 @dataclass(frozen=True)
 class Step:
-    """Equal steps of one rank.
-
-    phase:    its `lengths` are empty where the contexts of the requests are not known
-    decoding: requests that decode; tokens: query tokens of all of them
-    """
+    """Equal steps of one rank."""
 
     count: int
-    phase: Phase
-    decoding: int = 0
-    tokens: int = 0
+    phase: Phase  # its `lengths` are empty where the contexts of the requests are not known
+    decoding: int = 0  # requests that decode
+    tokens: int = 0  # query tokens of all of them
 
     @property
     def q(self) -> int:
-        """Query tokens of each of them, the rounded mean."""
+        """Query tokens of a request that decodes, the rounded mean."""
         return round(self.tokens / self.decoding)
 
 
@@ -38,40 +34,34 @@ class Step:
 class Traffic:
     """What files say."""
 
-    drafts: int | None = None
-    """Draft tokens a step, as the user says; None: not said."""
-    drafts_read: bool = False
-    """Whether a file has steps that verify drafts."""
-    dp: int = 1
-    """Groups of ranks over which a client's requests are spread; logs and traces are of one group."""
+    drafts: int | None = None  # draft tokens of a request in a step, as the user says; None: not said
+    drafts_read: bool = False  # whether a file has steps that verify drafts
+    dp: int = 1  # groups of ranks over which a client's requests spread; logs and traces are of one group
     steps: list[Step] = field(default_factory=list)
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(op, sizes) that a file itself has -> calls."""
-    read: list[str] = field(default_factory=list)
-    """A line for each file."""
-    notes: dict[str, None] = field(default_factory=dict)
-    """What a reader must know of these files, each once and in order."""
-    left_out: Counter[str] = field(default_factory=Counter)
-    """What was not taken, with the reason -> how often."""
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # of (op, sizes) that a file itself has
+    read: list[str] = field(default_factory=list)  # a line on each file that was read
+    notes: dict[str, None] = field(default_factory=dict)  # what a reader must know, each once and in order
+    left_out: Counter[str] = field(default_factory=Counter)  # what was not taken, with the reason
     load: dict[str, float] = field(default_factory=dict)
-    """isl, osl, concurrency and range_ratio of a client's load; empty where no file says them."""
+    """isl, osl (tokens), concurrency and range_ratio of a client's load; empty where no file says them."""
 
     def note(self, text: str) -> None:
         self.notes[text] = None
 
     def q(self, evidence: str, said: int | None = None, accepted: float = 0.0) -> int:
-        """Query tokens of a step. Raises UsageError where neither the file nor the user says the drafts, and
-        where they differ.
+        """Query tokens of a request in a step: its own and its drafts. Raises UsageError where neither the
+        file nor the user says the drafts, and where the two differ.
 
-        said: the drafts that the file says; None: it says only that there are some
-        accepted: tokens that a request gets of a step, as the file says; 0: not said
+        evidence: the beginning of the error's text: what the file has
+        said:     the drafts that the file says; None: it says only that there are some
+        accepted: tokens that a step gives a request, as the file says; 0: not said
         """
         drafts = said if self.drafts is None else self.drafts
         if drafts is None:
             raise UsageError(
                 f"{evidence}, which does not say how many tokens a step verifies: give --drafts N"
             )
-        if said not in (None, drafts):
+        if said is not None and said != drafts:
             raise UsageError(f"{evidence}, as with --drafts {said}, not {drafts}")
         if (said is None and not drafts) or accepted > 1 + drafts:
             raise UsageError(f"{evidence}, which is not of --drafts {drafts}")
@@ -79,23 +69,30 @@ class Traffic:
         return 1 + drafts
 
     def add(
-        self,
-        count: int,
-        decoding: int = 0,
-        q: float = 1,
-        ctx: float | None = None,
-        chunks: tuple[tuple[int, int], ...] = (),
-        prompt: int | None = None,
-    ) -> None:
-        """Adds steps. ctx: mean tokens of a decoding request; prompt: prompt tokens, by default those of the
-        chunks (new, prefix)."""
-        if decoding and not 1 <= round(q) <= MOST_QUERIES:
+        self, count: int, decoding: int = 0, tokens: int | None = None, context: float | None = None,
+        chunks: tuple[tuple[int, int], ...] = (), prompt: int | None = None,
+    ) -> None:  # fmt: skip
+        """Adds equal steps; notes as left out what `mla_decode` cannot take.
+
+        count:    the number of steps
+        decoding: requests that decode
+        tokens:   query tokens of all of them, by default one of each
+        context:  cached tokens of all of them; None: not known
+        chunks:   (new, prefix) of each prompt
+        prompt:   prompt tokens, by default the new ones of the chunks
+        """
+        if tokens is None or not decoding:
+            tokens = decoding
+        q = tokens / decoding if decoding else 1
+        if not 1 <= round(q) <= MOST_QUERIES:
             why = f"steps of {q:.3g} tokens a decoding request; mla_decode takes 1 to {MOST_QUERIES}"
             self.left_out[why] += count
             return
-        lengths = (max(round(ctx), round(q)),) * decoding if ctx else ()
-        prompt = sum(new for new, _ in chunks) if prompt is None else prompt
-        tokens = round(q * decoding)
+        lengths: tuple[int, ...] = ()
+        if decoding and context:  # requests are taken as equally long
+            lengths = (max(round(context / decoding), round(q)),) * decoding
+        if prompt is None:
+            prompt = sum(new for new, _ in chunks)
         if decoding and tokens % decoding:
             self.note("requests of a step have different numbers of query tokens: mla_decode has their "
                       "rounded mean")  # fmt: skip
@@ -109,62 +106,69 @@ class Traffic:
 
 
 def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tuple[int, int], ...]:
-    """(new, prefix) of `batch` prompts of `new` tokens together, of equal lengths or spread over a span."""
+    """(new, prefix) of each of `batch` prompts, which have `new` and `prefix` tokens together; none without
+    new tokens. span: `LEAST..MOST`, over which the new tokens of prompts spread; empty: they are equally
+    long"""
+    if not (batch and new):
+        return ()
     lengths = spread(parse_span(span or str(new // batch), least=0), batch, 0)
     return tuple((max(length, 1), prefix // batch) for length in lengths)
 
 
 def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
-    """The cases, whose weights are calls in the mean step; where only shapes are known, each has their count.
-    Raises UsageError where there are none."""
+    """The cases of all ops. Their weights are calls in the mean step, or the number of calls where the files
+    have no steps. Raises UsageError where there are no cases."""
     place = f"{deployment.model.name} {deployment.parallel.text} traffic"
-    own = {op for op, _ in traffic.calls}
+    ops_in_files = {op for op, _ in traffic.calls}
     steps = traffic.count()
     cases = [
         Case(call.op, call.sizes, place=f"{place} {call.place}", weight=call.times)
-        for call in _calls(traffic, deployment)
-        if call.op not in own
+        for call in _calls_of_steps(traffic, deployment)
+        if call.op not in ops_in_files
     ]
-    for op in sorted(own):
-        if steps:
+    if steps:
+        for op in sorted(ops_in_files):
             traffic.note(f"{op}: the shapes are those in the files themselves, not computed from steps")
     for (op, text), calls in traffic.calls.items():
         sizes: dict[str, Size] = {**parse(text)[0]}
         if op == "fused_moe":
-            sizes |= _experts(sizes, deployment.model, traffic)
+            sizes |= _routing_sizes(sizes, deployment.model, traffic)
         cases.append(Case(op, sizes, place=f"{place}, in the file", weight=calls / (steps or 1)))
     if not cases:
         reasons = [f"{what}: {count}" for what, count in traffic.left_out.items()]
         raise UsageError("; ".join(["no shape in these files", *reasons, *traffic.notes]))
     if traffic.drafts is not None and not traffic.drafts_read:
         traffic.note(f"--drafts {traffic.drafts} changed nothing: no file leaves the tokens of a step open")
+    # Equal cases become one, which is of the place of the first.
     places = {(case.op, case.text): case.place for case in reversed(cases)}
     return [replace(case, place=places[case.op, case.text]) for case in merge(cases)]
 
 
-def _experts(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) -> dict[str, Size]:
-    """Sizes that a file leaves out: it has the experts of a rank."""
+def _routing_sizes(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) -> dict[str, Size]:
+    """All experts, their ranks and groups. A file has the experts of a rank alone, so they are the model's if
+    they fit it; else those of the file are taken as all."""
     local = int(sizes["experts"])
-    ranks, rest = divmod(model.n_routed_experts, local)
-    if rest or (int(sizes["topk"]), int(sizes["hidden"])) != (model.num_experts_per_tok, model.hidden_size):
-        traffic.note(
-            f"fused_moe: {local} experts are not {model.name}'s: taken as all, routed without groups"
-        )
+    ranks, remainder = divmod(model.n_routed_experts, local)
+    is_topk = int(sizes["topk"]) == model.num_experts_per_tok
+    if remainder or not is_topk or int(sizes["hidden"]) != model.hidden_size:
+        text = f"fused_moe: {local} experts are not {model.name}'s"
+        traffic.note(f"{text}: taken as all, routed without groups")
         return {"groups": 1, "group_topk": 1}
     return {"experts": model.n_routed_experts, "ep": ranks, "groups": model.n_group,
             "group_topk": model.topk_group}  # fmt: skip
 
 
-def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
+def _calls_of_steps(traffic: Traffic, deployment: Deployment) -> list[Call]:
+    """The calls of the mean step; none where the files have no steps."""
     steps, total = traffic.steps, traffic.count()
     if not steps:
         return []
-    # By tokens alone, a phase has as many lengths as tokens.
+    # Of these phases the tokens count alone, so they have a length, of 0, for each token.
     by_tokens = [
         Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
     ]
-    unknown = [not step.phase.lengths for step in steps if step.decoding]
-    if any(unknown) and not all(unknown):
+    has_contexts = {bool(step.phase.lengths) for step in steps if step.decoding}
+    if len(has_contexts) > 1:
         traffic.note("the contexts of decoding requests are not in all steps; the others stand for those")
     by_q: dict[int, list[Phase]] = defaultdict(list)
     for step in steps:
@@ -184,8 +188,9 @@ def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
 
 def lines(traffic: Traffic) -> list[tuple[str, str]]:
     """What was read, and what was not: (label, text)."""
-    found = [*(("read", text) for text in traffic.read), *(("note", note) for note in traffic.notes)]
-    return found + [("left out", f"{count} x {what}") for what, count in traffic.left_out.items()]
+    read = [("read", text) for text in traffic.read]
+    notes = [("note", note) for note in traffic.notes]
+    return read + notes + [("left out", f"{count} x {what}") for what, count in traffic.left_out.items()]
 
 
 def record(traffic: Traffic, deployment: Deployment, cases: list[Case]) -> dict[str, object]:
@@ -194,9 +199,5 @@ def record(traffic: Traffic, deployment: Deployment, cases: list[Case]) -> dict[
         {"op": case.op, "sizes": text_of(case.sizes), "place": case.place, "weight": round(case.weight, 6)}
         for case in cases
     ]
-    return {
-        "deployment": deployment.text,
-        "sources": [": ".join(line) for line in lines(traffic)],
-        "load": traffic.load,
-        "cases": rows,
-    }
+    sources = [": ".join(line) for line in lines(traffic)]
+    return {"deployment": deployment.text, "sources": sources, "load": traffic.load, "cases": rows}

@@ -7,21 +7,25 @@ plain labels of 0.5.17), ATOM model_runner.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
-from harness.serving.trace.profilers import NONE, RecordedTrace, read
+from harness.serving.trace.profilers import NONE, RecordedTrace
 from harness.traffic.steps import Traffic, even_chunks
 from shapes.bins import span_of
 
 VLLM = re.compile(
-    r"execute_(?:\d+_)?context_(\d+)\((?:sq(\d+)sk(\d+)sqsq(\d+)sqsk\d+|(\d+))\)"
-    r"_generation_(\d+)\((?:sq(\d+)sk(\d+)sqsq\d+sqsk\d+|(\d+))\)"
+    r"execute_(?:\d+_)?context_(?P<prompts>\d+)"
+    r"\((?:sq(?P<new>\d+)sk(?P<context>\d+)sqsq(?P<squares>\d+)sqsk\d+|(?P<only_new>\d+))\)"
+    r"_generation_(?P<decoding>\d+)"
+    r"\((?:sq(?P<tokens>\d+)sk(?P<decode_context>\d+)sqsq\d+sqsk\d+|(?P<only_tokens>\d+))\)"
 )
+"""Requests, and in brackets sums over them: of query tokens (sq), context tokens (sk) and squares of query
+tokens (sqsq), or of query tokens alone. SGLang has the same sums of prompts (c_) and decoding ones (g_)."""
 SGLANG = re.compile(r"step\[([A-Z_0-9]+) bs=(\d+)(.*)\]")
 ATOM = re.compile(r"(prefill|decode)\[bs=(\d+)(?:/\d+)? tok=(\d+)(?:.* ctx=\[([\d, ]*)\])?")
 VERIFIES = ("VERIFY", "TARGET_VERIFY")
@@ -29,22 +33,29 @@ DEEP_GEMM = re.compile(r"sm\d+_fp8_gemm_\w*impl<(?:[^<>,]*Major[^<>,]*, )?(\d+)u
 EXPERTS = re.compile("moe", re.IGNORECASE)
 
 
-def read_trace(path: Path, traffic: Traffic) -> str:
-    """Adds what a trace tells; returns what that is, empty where it tells nothing. Raises UsageError."""
-    recorded = read(path)
+def read_trace(recorded: RecordedTrace, traffic: Traffic) -> str:
+    """Adds what a trace tells; returns what that is, empty where it tells nothing. Raises UsageError where
+    --drafts is needed."""
     names = list(recorded.names)
-    spans = Counter(names[number] for number in recorded.spans.name)
-    kinds = {
-        kind: [(match, count) for name, count in spans.items() if (match := pattern.match(name))]
-        for kind, (pattern, _) in READERS.items()
-    }
-    # A tool may have annotated the same steps once more: the annotations with sums of lengths say most.
-    kind = max(kinds, key=lambda each: (any("sk" in match[0] for match, _ in kinds[each]), len(kinds[each])))
+    span_counts = Counter(names[number] for number in recorded.spans.name)
+    steps_by_engine: dict[str, list[tuple[re.Match[str], int]]] = {}
+    for engine, (pattern, _) in READERS.items():
+        matches = [(pattern.match(name), count) for name, count in span_counts.items()]
+        steps_by_engine[engine] = [(match, count) for match, count in matches if match]
+
+    def detail(engine: str) -> tuple[bool, int]:
+        steps = steps_by_engine[engine]
+        return any("sk" in match[0] for match, _ in steps), len(steps)  # sk: sums of contexts
+
+    # A tool may have annotated the same steps once more, so the annotations that say most are taken.
+    engine = max(steps_by_engine, key=detail)
     before = traffic.count()
-    for match, count in kinds[kind]:
-        READERS[kind][1](match, count, traffic)
-    found = [f"{traffic.count() - before} steps in annotations of {kind}"] if kinds[kind] else []
-    calls = _dimensions(recorded, names, traffic) + _kernel_names(recorded, names, traffic)
+    for match, count in steps_by_engine[engine]:
+        READERS[engine][1](match, count, traffic)
+    found = []
+    if steps_by_engine[engine]:
+        found.append(f"{traffic.count() - before} steps in annotations of {engine}")
+    calls = _calls_by_dimensions(recorded, names, traffic) + _calls_by_kernel_names(recorded, names, traffic)
     traffic.calls.update(calls)
     if calls:
         found.append(f"{calls.total()} calls with shapes")
@@ -52,31 +63,27 @@ def read_trace(path: Path, traffic: Traffic) -> str:
 
 
 def _vllm(match: re.Match[str], count: int, traffic: Traffic) -> None:
-    prompts, sq, sk, sqsq, plain_new, decoding, gq, gk, plain = (int(each or 0) for each in match.groups())
-    tokens = gq or plain
-    traffic.add(
-        count, decoding, tokens / decoding if decoding else 1, gk / decoding if gk and decoding else None,
-        _chunks(prompts, sq or plain_new, max(sk - sq, 0), sqsq), sq or plain_new,
-    )  # fmt: skip
+    sums = {name: int(text or 0) for name, text in match.groupdict().items()}
+    new, tokens = sums["new"] or sums["only_new"], sums["tokens"] or sums["only_tokens"]
+    chunks = _chunks(sums["prompts"], new, max(sums["context"] - sums["new"], 0), sums["squares"])
+    traffic.add(count, sums["decoding"], tokens, sums["decode_context"], chunks, prompt=new)
 
 
 def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
-    mode, batch, rest = match[1], int(match[2]), match[3]
-    said = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", rest)}
-    new = said.get("c_sq", said.get("toks", 0))
+    mode, batch = match[1], int(match[2])
+    sums = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[3])}
+    new = sums.get("c_sq", sums.get("toks", 0))
+    is_prefill = mode in ("EXTEND", "PREFILL", "SPLIT_PREFILL") or (mode == "MIXED" and "c" in sums)
     if mode.startswith("DRAFT"):
         traffic.left_out["steps of the model that drafts"] += count
     elif mode in ("DECODE", *VERIFIES):
-        is_open = mode in VERIFIES and "g_sq" not in said
+        is_open = mode in VERIFIES and "g_sq" not in sums
         q = traffic.q(f"a trace of SGLang has {mode} steps") if is_open else 1
-        tokens, ctx = said.get("g_sq", q * batch), said.get("g_sk")
-        traffic.add(count, batch, tokens / max(batch, 1), ctx / batch if ctx and batch else None)
-    elif mode in ("EXTEND", "PREFILL", "SPLIT_PREFILL", "MIXED") and new and (mode != "MIXED" or "c" in said):
-        requests, tokens = said.get("g", 0), said.get("g_sq", 0)
-        mean = said["g_sk"] / requests if requests and "g_sk" in said else None
-        prefix = max(said.get("c_sk", new) - new, 0)
-        chunks = _chunks(said.get("c", batch), new, prefix, said.get("c_sqsq", 0))
-        traffic.add(count, requests, tokens / requests if requests else 1, mean, chunks, new)
+        traffic.add(count, batch, sums.get("g_sq", q * batch), sums.get("g_sk"))
+    elif is_prefill and new:
+        prefix = max(sums.get("c_sk", new) - new, 0)
+        chunks = _chunks(sums.get("c", batch), new, prefix, sums.get("c_sqsq", 0))
+        traffic.add(count, sums.get("g", 0), sums.get("g_sq", 0), sums.get("g_sk"), chunks, prompt=new)
     else:
         traffic.left_out[f"{mode} steps of SGLang without requests or tokens"] += count
 
@@ -86,84 +93,96 @@ def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
     lengths = [int(word) for word in (match[4] or "").split(",") if word.strip()]
     if match[1] == "prefill":
         prefix = sum(lengths) - tokens if lengths else 0
-        chunks = tuple((n, 0) for n in lengths) if not prefix else even_chunks(batch, tokens, max(prefix, 0))
+        chunks = tuple((length, 0) for length in lengths)
+        if prefix:
+            chunks = even_chunks(batch, tokens, max(prefix, 0))
         traffic.add(count, chunks=chunks, prompt=tokens)
     else:
-        ctx = sum(lengths) / batch if lengths and batch else None
-        traffic.add(count, batch, tokens / max(batch, 1), ctx)
+        traffic.add(count, batch, tokens, context=sum(lengths))
 
 
 READERS = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
+"""Engine -> the pattern of its annotations, and what adds the steps of one, which occurs `count` times."""
 
 
 def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[int, int], ...]:
-    """The prompts of a step by the sums of their new tokens, prefixes and squares of new tokens (0: not
-    said)."""
-    if not (prompts and new):
-        return ()
-    mean = new / prompts
-    span = span_of(mean, squares / prompts - mean**2, prompts, (1, new)) if squares else ""
+    """(new, prefix) of each prompt of a step, from the sums of their new tokens, of their prefixes and of the
+    squares of their new tokens (0: not said)."""
+    span = ""
+    if squares and prompts:
+        mean = new / prompts
+        span = span_of(mean, squares / prompts - mean**2, prompts, (1, new))
     return even_chunks(prompts, new, prefix, span)
 
 
-def _dimensions(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> Counter[tuple[str, str]]:
-    """The calls whose operators' `Input Dims` show block scales. A replayed graph has no operators."""
+def _calls_by_dimensions(
+    recorded: RecordedTrace, names: list[str], traffic: Traffic
+) -> Counter[tuple[str, str]]:
+    """(op, sizes) of the calls whose operators' `Input Dims` show block scales, with their numbers. Empty
+    where graphs are replayed: they have no operators, so the others would stand for all."""
     shapes, ops = list(recorded.shapes), recorded.ops
     found: Counter[tuple[str, str]] = Counter()
-    calls: Counter[tuple[int, int]] = Counter()
+    calls: Counter[tuple[int, int]] = Counter()  # of the number of a name and that of dimensions
     ends: dict[tuple[int, int], int] = {}  # an operator inside another repeats its dimensions
-    columns = (each.tolist() for each in (ops.start, ops.length, ops.thread, ops.shapes, ops.name))
+    columns = [column.tolist() for column in (ops.start, ops.length, ops.thread, ops.shapes, ops.name)]
     for start, length, thread, shape, name in sorted(zip(*columns, strict=True), key=lambda row: row[0]):
         key = thread, shape
         if shape != NONE and start >= ends.get(key, start):
             calls[name, shape] += 1
             ends[key] = start + length
-    for (name, number), count in calls.items():
-        dims = ast.literal_eval(shapes[number])
-        case = _experts(dims) if EXPERTS.search(names[name]) else _gemm(dims)
-        if case:
-            found[case] += count
+    for (name, shape), count in calls.items():
+        dims = ast.literal_eval(shapes[shape])
+        call = _experts(dims) if EXPERTS.search(names[name]) else _gemm(dims)
+        if call:
+            found[call] += count
     if found and recorded.launches.graph.any():
         traffic.left_out["calls with dimensions beside replayed graphs, which have none"] += found.total()
         return Counter()
     return found
 
 
-def _matrices(dims: list[object], axes: int) -> list[list[int]]:
-    lists = (each for each in dims if isinstance(each, list) and len(each) == axes)
-    return [each for each in lists if all(isinstance(size, int) for size in each)]
+def _with_axes(dims: list[object], axes: int) -> list[list[int]]:
+    """The shapes of the inputs that have so many axes."""
+    lists = [shape for shape in dims if isinstance(shape, list) and len(shape) == axes]
+    return [shape for shape in lists if all(isinstance(size, int) for size in shape)]
 
 
 def _gemm(dims: list[object]) -> tuple[str, str] | None:
-    """Of (M, K), (N, K) or (K, N), and scales (M, K/128) and (N/128, K/128)."""
-    two = _matrices(dims, 2)
-    for at, ((m, k), other) in enumerate(pairwise(two)):
-        if k in other and m:
+    """The call of inputs (M, K), (N, K) or (K, N), and behind them scales (M, K/128) and (N/128, K/128), also
+    transposed; None of others."""
+    matrices = _with_axes(dims, 2)
+    for number, ((m, k), other) in enumerate(pairwise(matrices)):
+        if k in other and m and k > 128:
             n = other[0] if other[1] == k else other[1]
-            a, b = [m, -(-k // 128)], [-(-n // 128), -(-k // 128)]
-            rest = two[at + 2 :]
-            if k > 128 and any(s in (a, a[::-1]) for s in rest) and any(s in (b, b[::-1]) for s in rest):
+            blocks_n, blocks_k = math.ceil(n / 128), math.ceil(k / 128)
+            scales = matrices[number + 2 :]
+            has_scales_a = [m, blocks_k] in scales or [blocks_k, m] in scales
+            if has_scales_a and ([blocks_n, blocks_k] in scales or [blocks_k, blocks_n] in scales):
                 return "block_scale_gemm", f"m={m} n={n} k={k}"
     return None
 
 
 def _experts(dims: list[object]) -> tuple[str, str] | None:
-    """Of tokens (T, H), experts (E, 2 I, H) and (E, H, I), scales of 128 x 128 and picks (T, topk)."""
-    two, three = _matrices(dims, 2), _matrices(dims, 3)
-    for (experts, both, hidden), (_, second, inter) in pairwise(three):
-        scales = [experts, -(-both // 128), -(-hidden // 128)]
-        if both != 2 * inter or second != hidden or scales not in three:
+    """The call of inputs with tokens (T, H), experts (E, 2 I, H) and (E, H, I), scales of 128 x 128 and picks
+    (T, topk); None of others."""
+    matrices, stacks = _with_axes(dims, 2), _with_axes(dims, 3)
+    for (experts, gate_and_up, hidden), (_, down, inter) in pairwise(stacks):
+        scales = [experts, math.ceil(gate_and_up / 128), math.ceil(hidden / 128)]
+        if gate_and_up != 2 * inter or down != hidden or scales not in stacks:
             continue
-        tokens = next((m for m, k in two if k == hidden), 0)
-        topk = next((k for m, k in two if m == tokens and k < 32), 0)
+        tokens = next((rows for rows, columns in matrices if columns == hidden), 0)
+        topk = next((columns for rows, columns in matrices if rows == tokens and columns < 32), 0)
         if tokens and topk:
             sizes = f"tokens={tokens} experts={experts} topk={topk} hidden={hidden} inter={inter}"
             return "fused_moe", f"{sizes} routing=uniform"
     return None
 
 
-def _kernel_names(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> Counter[tuple[str, str]]:
-    """The calls of DeepGEMM whose names have M; most have N and K alone."""
+def _calls_by_kernel_names(
+    recorded: RecordedTrace, names: list[str], traffic: Traffic
+) -> Counter[tuple[str, str]]:
+    """(op, sizes) of the calls of DeepGEMM whose kernels' names have M, with their numbers. Most names have N
+    and K alone."""
     found: Counter[tuple[str, str]] = Counter()
     for number, count in zip(*np.unique(recorded.work.name, return_counts=True), strict=True):
         if match := DEEP_GEMM.search(names[number]):

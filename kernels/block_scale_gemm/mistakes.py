@@ -31,9 +31,9 @@ from kernels.mistakes import (
     fp8,
     fp8_truncated,
     fp16,
-    kept,
     listed,
     put,
+    truncated_to,
 )
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -291,21 +291,21 @@ IN_CORE: Mapping[str, Variant] = {
     "a's padded scales read unpadded": reading(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reading(a_scale=lambda t: fp16(t.a_scale)),
     "a of the next row": reading(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
-    "a without the lowest bit": reading(a=lambda t: kept(3, t.a)),
+    "a without the lowest bit": reading(a=lambda t: truncated_to(3, t.a)),
     "b read in the other FP8 format": reading(b=in_the_other_format),
     "b with the largest code read as the one below": reading(b=without_the_largest_code),
-    "b without the lowest bit": reading(b=lambda t: kept(3, t.b)),
+    "b without the lowest bit": reading(b=lambda t: truncated_to(3, t.b)),
     "b of the neighbouring column": reading(b=lambda t: b_of(t.operands, t.columns ^ 1)),
     "b without the last element of K": reading(b=lambda t: put(t.b, (..., -1), 0.0)),
     "b shuffled for MFMA, read row by row": reading(b=shuffled),
     "sums of codes in fp16": gemm(step=16, round_step=fp16),
-    "sums of codes of 8 bits": gemm(step=32, round_step=partial(kept, 8)),
+    "sums of codes of 8 bits": gemm(step=32, round_step=partial(truncated_to, 8)),
     "the sum in bf16 after each 16 products": bf16_after_16_products,
     "partial sums in fp16": gemm(parts=4, round_part=fp16),
-    "partial sums of 6 bits": gemm(parts=4, round_part=partial(kept, 6)),
+    "partial sums of 6 bits": gemm(parts=4, round_part=partial(truncated_to, 6)),
     "dequantised to fp16": gemm(round_operands=(fp16, fp16)),
     "dequantised weights in FP8": gemm(round_operands=(exact, partial(fp8, E4M3))),
-    "dequantised weights of 6 bits": gemm(round_operands=(exact, partial(kept, 6))),
+    "dequantised weights of 6 bits": gemm(round_operands=(exact, partial(truncated_to, 6))),
 }
 
 
@@ -323,7 +323,7 @@ OUTPUTS: Mapping[str, Compute] = {
     "added to what the output held": in_chosen_row(lambda x: x * 2),
     "a row 1 percent too small": in_chosen_row(lambda x: x.float() * 0.99),
     "a row in fp16": in_chosen_row(torch.Tensor.half),
-    "a row of 6 bits": in_chosen_row(lambda x: kept(6, x.float())),
+    "a row of 6 bits": in_chosen_row(lambda x: truncated_to(6, x.float())),
 }
 
 
@@ -374,7 +374,7 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed(each_in_one_place(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
     Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
     *listed({**each_in_one_place(IN_CORE), **OUTPUTS}),
-    Mistake("a row truncated to 5 bits", in_chosen_row(lambda x: kept(5, x.float())), truncates=True),
+    Mistake("a row truncated to 5 bits", in_chosen_row(lambda x: truncated_to(5, x.float())), truncates=True),
     *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
     *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )

@@ -48,8 +48,8 @@ class EngineDefault:
     when: tuple[str, ...] = ()
     """Conditions on the sizes of the case, of which one must hold; empty for all cases. Each has parts joined
     by `and`, such as `m < 32`. A part names a size of the op or `heads/tp`: the model's heads divided by the
-    server's ranks. With DP attention a rank has more `heads` than that; a case that does not give `heads/tp`
-    is assumed to be without."""
+    server's ranks. With DP attention a rank has more `heads` than that. For a case that does not give
+    `heads/tp` it is taken to be `heads`, as without DP attention."""
     flags: str = ""
     """The flags and variables with which the engine makes this choice, as on a command line. Empty: it needs
     none."""
@@ -58,19 +58,19 @@ class EngineDefault:
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """`flags` by name, without dashes. The value of a flag that takes none is empty."""
-        found: dict[str, str] = {}
-        name = ""
+        """The values of `flags` by name, without dashes. The value of a flag that takes none is empty."""
+        values: dict[str, str] = {}
+        flag = ""
         for word in self.flags.split():
             if word.startswith("--"):
-                name = word.lstrip("-")
-                found[name] = ""
+                flag = word.lstrip("-")
+                values[flag] = ""
             elif "=" in word:
                 variable, _, value = word.partition("=")
-                found[variable] = value
+                values[variable] = value
             else:
-                found[name] = word
-        return found
+                values[flag] = word
+        return values
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
@@ -105,6 +105,7 @@ def triton(engine: str) -> str:
 
 
 def archs(engine: str) -> list[str]:
+    """The architectures that an engine's entries name, in the file's order."""
     return list(dict.fromkeys(arch for entry in defaults(engine) for arch in entry.archs))
 
 
@@ -124,13 +125,13 @@ def default(
     """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
     with the most flags, and of several the first. None where there is no such entry.
 
+    sizes: all sizes of the op, including defaults
     given: the variables and flags that are set, as in `EngineDefault.settings`
     """
     chosen: EngineDefault | None = None
     for entry in entries(engine, op, arch):
-        if not entry.settings.items() <= given.items() or not entry.holds(sizes):
-            continue
-        if chosen is None or len(entry.settings) > len(chosen.settings):
+        are_set = entry.settings.items() <= given.items()
+        if are_set and entry.holds(sizes) and (chosen is None or len(entry.settings) > len(chosen.settings)):
             chosen = entry
     return chosen
 
@@ -140,7 +141,8 @@ def choices(
 ) -> dict[str, EngineDefault]:
     """What each engine runs for a case, by engine, where that is known.
 
-    sizes: as a case or a record has them; those of a plug-in's record may be unknown here, which gives {}
+    sizes: as a case or a record has them. The result is {} where the op or a size is unknown here, as those
+           of a plug-in may be
     given: as in `default`
     """
     try:

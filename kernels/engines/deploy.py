@@ -23,6 +23,7 @@ Settings = Mapping[str, str]
 that takes none is empty."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
+"""The variable with which vLLM computes the shared expert as one of the routed experts."""
 
 SPLITS = {
     "vllm": (FUSED,),
@@ -44,26 +45,33 @@ TABLES = {
 
 def settings(texts: Iterable[str]) -> dict[str, str]:
     """Reads texts like `NAME=VALUE`, `--flag=value` or `--flag`. Raises ValueError."""
-    found = {}
+    values = {}
     for text in texts:
         name, equals, value = text.strip().partition("=")
         name = name.strip().lstrip("-")
         if not name or (not equals and not text.startswith("--")):
             raise ValueError(f"cannot read {text!r}; write NAME=VALUE, --flag=VALUE or --flag")
         value = value.strip()
-        if name.islower():
-            outer, dot, inner = name.partition(".")  # vLLM's parser takes dashes before the dot alone
+        is_flag = name.islower()
+        if is_flag:
+            # `_` stands for `-`, but not behind a dot: vLLM's parser takes dashes before the dot alone.
+            outer, dot, inner = name.partition(".")
             name = outer.replace("_", "-") + dot + inner
-        else:  # the engines treat these alike
+        else:
+            # To the engines `true` and `1` mean the same in a variable, and so do `false` and `0`.
             value = {"true": "1", "false": "0"}.get(value.lower(), value)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
-    """Names of the settings that have an effect on what is recorded about an engine and architecture."""
-    read = (name for op in ops for entry in entries(engine, op, arch) for name in entry.settings)
-    return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
+    """Names of the settings that change what an engine runs for these ops on an architecture, as far as the
+    files here tell."""
+    names: list[str] = []
+    for op in ops:
+        for entry in entries(engine, op, arch):
+            names += entry.settings
+    return list(dict.fromkeys([*names, *SPLITS[engine], *TABLES[engine]]))
 
 
 def deployed(
@@ -71,47 +79,54 @@ def deployed(
 ) -> Deployment:
     """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
 
+    ep:           over how many ranks the experts are spread: 1 or tp
     dp_attention: whether each rank has its own requests. Each rank of vLLM then holds all linear layers
                   whole; SGLang still splits the dense MLPs over all ranks, and gives them the tokens of all
+    kv:           the dtype of the cache, bf16 or fp8
+    given:        the variables and flags that are set
     """
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
-    attention, groups = (1, tp) if dp_attention else (tp, 1)
-    split = Deployment(model, Parallel(attention, groups, ep), dense_tp=tp, shared_tp=tp, kv=kv)
-    by_aiter = given.get("VLLM_ROCM_USE_AITER") == "1" and given.get("VLLM_ROCM_USE_AITER_MOE") != "0"
-    with_aiter = arch.startswith("gfx") and (engine == "sglang" or by_aiter)
+    attention_tp, dp = (1, tp) if dp_attention else (tp, 1)
+    split = Deployment(model, Parallel(attention_tp, dp, ep), dense_tp=tp, shared_tp=tp, kv=kv)
+    vllm_by_aiter = given.get("VLLM_ROCM_USE_AITER") == "1" and given.get("VLLM_ROCM_USE_AITER_MOE") != "0"
+    by_aiter = arch.startswith("gfx") and (engine == "sglang" or vllm_by_aiter)
     width = 0 if "fused_moe" in model.unheld else expert_columns(model, split.parallel)
-    if width % PADDED and not with_aiter:
-        does = (
-            "refuses that" if engine == "sglang" else "makes its blocks of scales smaller, unlike any op here"
-        )
-        raise ValueError(f"an expert of {model.name} has {width} columns on a rank: {engine} {does}")
+    if width % PADDED and not by_aiter:  # AITER pads such experts
+        reaction = "makes its blocks of scales smaller, unlike any op here"
+        if engine == "sglang":
+            reaction = "refuses that"
+        raise ValueError(f"an expert of {model.name} has {width} columns on a rank: {engine} {reaction}")
     if engine == "vllm":
-        split = replace(split, dense_tp=attention, shared_tp=attention)
-        return replace(split, shared=int(with_aiter and given.get(FUSED) == "1"))
+        shared = 1 if by_aiter and given.get(FUSED) == "1" else 0
+        return replace(split, dense_tp=attention_tp, shared_tp=attention_tp, shared=shared)
     dispatched = given.get("moe-a2a-backend", "none") != "none"
     if dispatched:
         split = replace(split, parallel=replace(split.parallel, ep=tp), shared_tp=1, dispatched=True)
     if given.get("moe-dense-tp-size") == "1":
         split = replace(split, dense_tp=1)
-    fused = not dispatched and "disable-shared-experts-fusion" not in given
-    return replace(split, shared=int(fused and _fuses(arch, split, given)))
+    may_fuse = not dispatched and "disable-shared-experts-fusion" not in given
+    return replace(split, shared=1 if may_fuse and _fuses(arch, split, given) else 0)
 
 
 def _fuses(arch: str, split: Deployment, given: Settings) -> bool:
-    """Whether the row that SGLang runs for the experts computes the shared expert as one of them."""
+    """Whether SGLang computes the shared expert as one of the routed experts: it does where the row that it
+    runs for the experts takes a case with a shared one."""
     import kernels
 
     op = kernels.OPS["fused_moe"]
-    sizes = fused_moe_sizes(split.model, split.parallel, 64, 1)
-    found = default("sglang", op.name, arch, asdict(op.sizes({**op.defaults(arch), **sizes})), given)
-    return bool(found and found.row)
+    tokens, shared = 64, 1
+    sizes = fused_moe_sizes(split.model, split.parallel, tokens, shared)
+    choice = default("sglang", op.name, arch, asdict(op.sizes({**op.defaults(arch), **sizes})), given)
+    return choice is not None and choice.row != ""
 
 
 def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
     """How many columns `topk_ids` has when an engine calls AITER's fused_moe, and whether it passes an expert
     mask. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused expert of other
     ranks, SGLang (token_dispatcher/standard.py) does not."""
-    picks = deployment.model.num_experts_per_tok + deployment.shared
+    count = deployment.model.num_experts_per_tok + deployment.shared
     masked = deployment.parallel.ep > 1
-    return picks + int(engine == "vllm" and masked and deployment.shared > 0), masked
+    if engine == "vllm" and masked and deployment.shared > 0:
+        count += 1
+    return count, masked

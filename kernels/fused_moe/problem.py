@@ -33,7 +33,6 @@ class FusedMoe(Op):
     engine_like = "triton.grouped"  # not torch.bf16: a whole rank's weights in bf16 fit on no device
     turns = True
     axes = ("token", "column")
-    sums = True
     operands = staticmethod(generate)
     reference = staticmethod(reference)
 

@@ -25,7 +25,7 @@ from kernels.interfaces import signatures
 Folder = Path | zipfile.Path
 
 DEPTH = 3
-"""A package may lie so many folders below the given one, as `python/sglang` and `hopper` do."""
+"""How many folders may lie between the given one and a package, as `python` before `python/sglang` does."""
 
 FIELDS = {"dataclass", "NamedTuple", "BaseModel", "Struct"}
 """Decorators and bases that make a class take its fields as arguments."""
@@ -58,11 +58,13 @@ class Module:
     source: Folder | None
     """Its source file; for a compiled module its stub."""
     is_compiled: bool
+    """Whether there is a compiled file."""
     tree: ast.Module | None
     """The parsed source; None where there is none, or where it cannot be read."""
 
     @property
     def is_bare_folder(self) -> bool:
+        """Whether an existing module is only a folder, without an __init__.py."""
         return self.source is None and not self.is_compiled
 
     @property
@@ -73,10 +75,11 @@ class Module:
         """The full name of the module that an import in this module names."""
         if not statement.level:
             return statement.module or ""
-        package = self.name.split(".")
+        parts = self.name.split(".")
         is_package = self.source is not None and self.source.name.startswith("__init__.")
-        base = package[: len(package) - statement.level + (1 if is_package else 0)]
-        return ".".join([*base, *filter(None, [statement.module])])
+        package = parts if is_package else parts[:-1]  # what one dot stands for; each further dot goes up
+        parts = package[: len(package) - (statement.level - 1)]
+        return ".".join([*parts, statement.module] if statement.module else parts)
 
 
 class LibrarySource:
@@ -102,7 +105,7 @@ class LibrarySource:
         spec = importlib.util.find_spec(package)
         places = [*(spec.submodule_search_locations or ())] if spec else []
         if spec and not places and spec.origin:
-            places = [spec.origin]
+            places = [spec.origin]  # a module that is a file
         return LibrarySource([Path(place).parent for place in places])
 
     def has(self, name: str) -> bool:
@@ -121,116 +124,125 @@ class LibrarySource:
                 return self._in_module(module, names[count:], ())
         raise NotThere(f"no module {'.'.join(names[:-1])}")
 
-    # Names in a module. `seen` holds the places that were followed, so that circular imports end.
+    # The methods below follow `names`, of which each is a member of the one before, from a module on. They
+    # return the signature of the last one, or None where the source does not tell, and raise NotThere. `seen`
+    # holds the places that were followed already, so that circular imports end.
 
     def _in_module(self, module: Module, names: list[str], seen: tuple[str, ...]) -> inspect.Signature | None:
-        where = f"{module.name}.{names[0]}"
-        if where in seen:
+        """The signature of what the module has by these names."""
+        place = f"{module.name}.{names[0]}"
+        if place in seen:
             return None
         if module.tree is None and not module.is_bare_folder:
             return self._schema(module.name, names[-1])
-        seen = (*seen, where)
-        found: list[inspect.Signature | None] = []
-        missing = NotThere(f"no {where}" if module.is_bare_folder else f"{module.name} has no {names[0]}")
+        seen = (*seen, place)
+        signatures_found: list[inspect.Signature | None] = []
+        not_there = NotThere(f"no {place}" if module.is_bare_folder else f"{module.name} has no {names[0]}")
         definitions = _definitions(module.tree, names[0]) if module.tree else []
         for definition in definitions:
             try:
-                found.append(self._of(definition, module, names, seen))
+                signatures_found.append(self._of(definition, module, names, seen))
             except NotThere as error:
-                missing = error
-        if found:
-            return _common(found)
-        inner = self._module(where)
+                not_there = error
+        if signatures_found:
+            return _common(signatures_found)
+        inner = self._module(place)
         if inner.exists:
             return self._in_module(inner, names[1:], seen) if names[1:] else None
         if module.tree is None or definitions:
-            raise missing
-        is_told = not module.is_stub  # a stub may leave out what is compiled
+            raise not_there
+        tells_all = not module.is_stub  # a stub may leave out what is compiled
         for target in self._stars(module, names[0]):
             with contextlib.suppress(NotThere):
                 if signature := self._in_module(target, names, seen):
                     return signature
-                is_told = False
+                tells_all = False
         if _may_make(module.tree, names[0]):
             return self._in_table(module.tree, module, names, seen)
-        if is_told:
-            raise missing
+        if tells_all:
+            raise not_there
         return None
 
     def _in_table(
         self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
-        """The signature of a name that the module makes when it is imported or asked for the name. A table
-        `{name: module}` or `{name: (module, name)}` may say where the name is defined."""
+        """The signature of a name that the module makes when it is imported or asked for the name. A dict in
+        its source, of the form `{name: "module"}`, `{name: "module:name"}` or `{name: ("module", "name")}`,
+        may say where the name is defined."""
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):
                     continue
-                target, *inside = ":".join(filter(None, map(_text, _parts(value)))).split(":")
+                texts = [text for text in map(_text, _parts(value)) if text]
+                target, *original = ":".join(texts).split(":")
                 for place in (f"{module.name}.{target.lstrip('.')}", target):
                     if self._module(place).exists:
                         with contextlib.suppress(NotThere):
-                            rest = [*inside[:1], *names[1:]]
-                            return self._in_module(self._module(place), rest or names, seen)
+                            names_there = [*original[:1], *names[1:]]
+                            return self._in_module(self._module(place), names_there or names, seen)
         return None
 
     def _of(
         self, definition: ast.AST, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
-        """The signature that a definition gives the first name, or a member of it where there are more."""
-        rest = names[1:]
+        """The signature by a statement that binds the first name."""
+        members = names[1:]
         if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
             return signatures.of_arguments(definition.args)
         if isinstance(definition, ast.ClassDef):
-            return self._in_class(definition, module, rest, seen)
+            return self._in_class(definition, module, members, seen)
         if isinstance(definition, ast.ImportFrom):
             target = self._module(module.absolute(definition))
             original = next(a.name for a in definition.names if (a.asname or a.name) == names[0])
             inner = self._module(f"{target.name}.{original}")
             if target.name == module.name and inner.exists:  # `from . import inner`
-                return self._in_module(inner, rest, seen) if rest else None
+                return self._in_module(inner, members, seen) if members else None
             if target.exists:
-                return self._in_module(target, [original, *rest], seen)
-            return self._schema(module.name, [original, *rest][-1])
+                return self._in_module(target, [original, *members], seen)
+            return self._schema(module.name, members[-1] if members else original)
         value = definition.value if isinstance(definition, ast.Assign | ast.AnnAssign) else None
         if isinstance(value, ast.Name):
             with contextlib.suppress(NotThere):  # a builtin, or an object that is made when it is imported
-                return self._in_module(module, [value.id, *rest], seen)
+                return self._in_module(module, [value.id, *members], seen)
         if isinstance(value, ast.Attribute):
             return self._schema(module.name, value.attr)
         return None
 
     def _in_class(
-        self, made: ast.ClassDef, module: Module, rest: list[str], seen: tuple[str, ...]
+        self, definition: ast.ClassDef, module: Module, members: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
-        """The signature of a class when it is called, or of one of its methods."""
-        wanted = rest[0] if rest else "__init__"
-        for definition in _definitions(made, wanted):
-            if not isinstance(definition, ast.FunctionDef):
+        """The signature of a class when it is called; of one of its methods, if there is a member."""
+        method_name = members[0] if members else "__init__"
+        methods = _definitions(definition, method_name)
+        if methods:
+            method = methods[0]
+            if not isinstance(method, ast.FunctionDef):
                 return None
-            is_static = "staticmethod" in map(_last_name, definition.decorator_list)
-            signature = signatures.of_arguments(definition.args)
-            own = list(signature.parameters.values())
-            return signature if is_static else signature.replace(parameters=own[1:])
-        bases = [base for base in made.bases if _last_name(base) not in ("object", "Generic", "Protocol")]
-        makers = [node for node in [*made.decorator_list, *bases] if _last_name(node) in FIELDS]
-        if not rest and makers:
-            if [base for base in bases if base not in makers]:  # it may inherit fields
+            is_static = "staticmethod" in map(_last_name, method.decorator_list)
+            signature = signatures.of_arguments(method.args)
+            _, *without_self = signature.parameters.values()
+            return signature if is_static else signature.replace(parameters=without_self)
+        bases = [
+            base for base in definition.bases if _last_name(base) not in ("object", "Generic", "Protocol")
+        ]
+        makers = [node for node in [*definition.decorator_list, *bases] if _last_name(node) in FIELDS]
+        if not members and makers:
+            if any(base not in makers for base in bases):  # the class may inherit fields
                 return None
             text = ast.unparse(makers[0])
-            return signatures.of_fields(made.body, "kw_only=True" in text or text.endswith("BaseModel"))
+            return signatures.of_fields(definition.body, "kw_only=True" in text or text.endswith("BaseModel"))
         if bases:
             with contextlib.suppress(NotThere):  # a base of another library
                 if isinstance(bases[0], ast.Name):
-                    return self._in_module(module, [bases[0].id, *rest], seen)
+                    return self._in_module(module, [bases[0].id, *members], seen)
             return None
-        is_added = module.tree and {"setattr", wanted} <= _words(module.tree)
-        if rest and not is_added and not module.is_stub:
-            raise NotThere(f"{module.name}.{made.name} has no {wanted}")
+        may_be_added = module.tree is not None and {"setattr", method_name} <= _words(module.tree)
+        if members and not may_be_added and not module.is_stub:
+            raise NotThere(f"{module.name}.{definition.name} has no {method_name}")
         return None
 
     def _stars(self, module: Module, name: str) -> Iterator[Module]:
-        """The modules from which it imports all names, this one included."""
+        """The modules from which a module imports all names and which export this name."""
         for statement in _statements(module.tree):
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 target = self._module(module.absolute(statement))
@@ -242,14 +254,14 @@ class LibrarySource:
     @functools.cache  # noqa: B019  # a library is read once in a process
     def _module(self, name: str) -> Module:
         path = name.replace(".", "/")
-        folder, _, last = path.rpartition("/")
+        folder, _, last_part = path.rpartition("/")
         source, is_folder, is_compiled = None, False, False
         for root in self._homes(_top(name)):
             for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
                 if source is None and (root / file).is_file():
                     source = root / file
             is_folder = is_folder or (root / path).is_dir()
-            is_compiled = is_compiled or last in self._compiled_in(root, folder)
+            is_compiled = is_compiled or last_part in self._compiled_in(root, folder)
         exists = is_folder or is_compiled or source is not None
         return Module(name, exists, source, is_compiled, _parsed(source) if source else None)
 
@@ -276,17 +288,21 @@ class LibrarySource:
 
     @functools.cache  # noqa: B019
     def _schemas(self, package: str) -> dict[str, inspect.Signature]:
-        """The signatures in a package's compiled files, and in the C++ sources beside the package."""
-        found: dict[str, inspect.Signature] = {}
+        """The signatures in a package's compiled files, and in the C++ sources beside the package. Of several
+        with the same name the first counts."""
+        by_name: dict[str, inspect.Signature] = {}
         for home in self._homes(package):
             for file in _all_files(home / package):
                 if file.name.endswith(".so"):
-                    found = signatures.of_compiled(file.read_bytes()) | found
-            for sources in (home / "csrc", *([home.parent / "csrc"] if isinstance(home, Path) else [])):
-                for file in _all_files(sources):
+                    by_name = signatures.of_compiled(file.read_bytes()) | by_name
+            sources: list[Folder] = [home / "csrc"]
+            if isinstance(home, Path):
+                sources.append(home.parent / "csrc")
+            for folder in sources:
+                for file in _all_files(folder):
                     if file.name.endswith(CPP):
-                        found = signatures.of_cpp(file.read_bytes()) | found
-        return found
+                        by_name = signatures.of_cpp(file.read_bytes()) | by_name
+        return by_name
 
 
 def _top(module: str) -> str:
@@ -301,12 +317,13 @@ def _parsed(file: Folder) -> ast.Module | None:
     return None
 
 
-def _common(found: list[inspect.Signature | None]) -> inspect.Signature | None:
-    """The signature that all definitions of a name have, apart from those that do not tell or take anything.
-    None where they differ, as it is not known which branch runs."""
-    told = [signature for signature in found if signature]
-    exact = [signature for signature in told if not signatures.takes_anything(signature)] or told
-    return exact[0] if len({*exact}) == 1 else None
+def _common(of_definitions: list[inspect.Signature | None]) -> inspect.Signature | None:
+    """The signature that all definitions of a name have. Those that do not tell (None) or take anything are
+    left out, unless all are such. None where they differ, as it is not known which branch runs."""
+    known = [signature for signature in of_definitions if signature]
+    exact = [signature for signature in known if not signatures.takes_anything(signature)]
+    different = set(exact or known)
+    return different.pop() if len(different) == 1 else None
 
 
 # Statements of a module
@@ -327,11 +344,11 @@ def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def _definitions(block: ast.AST, name: str) -> list[ast.AST]:
-    """The statements that bind a name. Where there are others, neither assignments count nor functions that
-    only raise, as these stand for one that is not available."""
+    """The statements that bind a name. Assignments, and functions that only raise, are left out if there are
+    others: they stand for a function that is not available."""
     binding = [s for s in _statements(block) if _binds(s, name)]
-    telling = [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign) and not _only_raises(s)]
-    return telling or binding
+    others = [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign) and not _only_raises(s)]
+    return others or binding
 
 
 def _only_raises(statement: ast.AST) -> bool:
@@ -374,28 +391,33 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
-    """Whether `from module import *` imports the name if the module has it. A name that the module has as a
-    text may be in `__all__`. Nothing else is where `__all__` is one list, to which nothing is added."""
-    if tree and name in _words(tree):
+    """Whether `from module import *` may import the name, if the module has it. A name that the source has as
+    a text may be in `__all__`. Another one is imported only if there is no complete `__all__`: one list, to
+    which nothing is added."""
+    if tree is not None and name in _words(tree):
         return True
+    if name.startswith("_"):
+        return False
     if tree is None:
-        return not name.startswith("_")
+        return True
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "__all__"]
     lists = [getattr(s, "value", None) for s in _statements(tree) if _binds(s, "__all__")]
-    is_whole = len(uses) == len(lists) == 1 and isinstance(lists[0], ast.List | ast.Tuple)
-    return not is_whole and not name.startswith("_")
+    is_complete = len(uses) == len(lists) == 1 and isinstance(lists[0], ast.List | ast.Tuple)
+    return not is_complete
 
 
 def _may_make(tree: ast.Module, name: str) -> bool:
-    """Whether the module may make the name when it is imported or asked for it: it answers for any name, it
-    takes all names of another module, or it has the name as a text."""
+    """Whether the module may make the name when it is imported or asked for it: its `__getattr__` answers for
+    any name, it copies all names of another module into `globals()`, or it has the name as a text and one of
+    these two."""
     words = _words(tree)
-    answering = [s for s in _statements(tree) if _binds(s, "__getattr__")]
-    if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in answering):
+    getattrs = [s for s in _statements(tree) if _binds(s, "__getattr__")]
+    writes_globals = "globals" in words
+    if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in getattrs):
         return True
-    if "globals" in words and {"getattr", "dir"} & words:
+    if writes_globals and not words.isdisjoint({"getattr", "dir"}):
         return True
-    return name in words and bool(answering or "globals" in words)
+    return name in words and (writes_globals or len(getattrs) > 0)
 
 
 def _raises(function: ast.FunctionDef) -> bool:
@@ -405,9 +427,13 @@ def _raises(function: ast.FunctionDef) -> bool:
 @functools.cache
 def _words(tree: ast.Module) -> frozenset[str]:
     """The string constants of a module, and the names that it uses."""
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return frozenset([*names, *(text for text in texts if isinstance(text, str))])
+    words = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            words.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.add(node.value)
+    return frozenset(words)
 
 
 # Folders and archives
@@ -422,7 +448,7 @@ def _inside(folder: Folder) -> list[Folder]:
 
 
 def _folders(folder: Folder, depth: int) -> Iterator[Folder]:
-    """The folders below, so deep, that are no packages themselves but may hold some."""
+    """The folders below a folder, down to this depth, that are no packages themselves but may hold some."""
     for inner in _inside(folder):
         if inner.is_dir() and not inner.name.startswith(".") and not _is_package(inner):
             yield inner
@@ -431,7 +457,8 @@ def _folders(folder: Folder, depth: int) -> Iterator[Folder]:
 
 
 def _is_package(folder: Folder) -> bool:
-    """A folder with a setup.py is a project, as FlashAttention's `hopper`, even with an __init__.py."""
+    """Whether a folder is a package. One with a setup.py is a project even if it has an __init__.py, as
+    FlashAttention's `hopper` does."""
     return (folder / "__init__.py").is_file() and not (folder / "setup.py").is_file()
 
 

@@ -1,6 +1,8 @@
-"""Reads signatures of functions: live ones, Python source, schemas of torch's operators, and C++ bindings.
+"""Reads signatures of functions: of live ones, of Python source, of schemas of torch's operators, and of C++
+bindings.
 
-Those of sources have no annotations, and the source's text for a default. `parse` reads their `str`.
+A signature that is read from a source has no annotations, and its defaults are texts (`Default`). `parse`
+reads the `str` of such a signature.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 Kind = inspect.Parameter
 
 LONGEST = 8000
-"""The most bytes that a schema may have."""
+"""The most bytes of a compiled file that are searched for the beginning of a schema."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class Default:
 def of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a live function. None where it does not tell: where it is C++ (pybind11), or wrapped
     by a function that takes anything."""
-    if schema := getattr(getattr(function, "default", function), "_schema", None):
-        return next(iter(_schema(_arguments(str(schema))).values()), None)
+    # One of torch's operators has a schema, or its overload `default` has one.
+    schema = getattr(getattr(function, "default", function), "_schema", None)
+    if schema:
+        return next(iter(_schema(_without_result(str(schema))).values()), None)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -42,6 +46,7 @@ def of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def takes_anything(signature: inspect.Signature) -> bool:
+    """Whether it is `(*args, **kwargs)`."""
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     return kinds == [Kind.VAR_POSITIONAL, Kind.VAR_KEYWORD]
 
@@ -55,12 +60,16 @@ def parse(text: str) -> inspect.Signature:
 
 def of_arguments(arguments: ast.arguments) -> inspect.Signature:
     """The signature of a definition in Python source."""
-    by_position = [*arguments.posonlyargs, *arguments.args]
-    kinds: list[Any] = [Kind.POSITIONAL_ONLY] * len(arguments.posonlyargs)
-    kinds += [Kind.POSITIONAL_OR_KEYWORD] * len(arguments.args)
-    bare: list[ast.expr | None] = [None] * (len(by_position) - len(arguments.defaults))
-    defaults = [*bare, *arguments.defaults]
-    parameters = [_parameter(*parts) for parts in zip(by_position, kinds, defaults, strict=True)]
+    by_position: list[tuple[ast.arg, Any]] = [
+        *((argument, Kind.POSITIONAL_ONLY) for argument in arguments.posonlyargs),
+        *((argument, Kind.POSITIONAL_OR_KEYWORD) for argument in arguments.args),
+    ]
+    count_without = len(by_position) - len(arguments.defaults)  # the defaults are those of the last ones
+    defaults: list[ast.expr | None] = [None] * count_without + list(arguments.defaults)
+    parameters = [
+        _parameter(argument, kind, default)
+        for (argument, kind), default in zip(by_position, defaults, strict=True)
+    ]
     if arguments.vararg:
         parameters.append(_parameter(arguments.vararg, Kind.VAR_POSITIONAL, None))
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
@@ -104,25 +113,30 @@ def of_schema(text: str) -> inspect.Signature:
 
 def _apart(text: str) -> list[str]:
     """Splits a text at the commas that are not inside brackets."""
-    flat, before = text, ""
-    while flat != before:
-        flat, before = re.sub(r"[(\[][^()\[\]]*[)\]]", lambda m: " " * len(m.group()), flat), flat
-    ends = [*(comma.start() for comma in re.finditer(",", flat)), len(text)]
-    starts = [0, *(end + 1 for end in ends)]
-    return [part for start, end in zip(starts, ends, strict=False) if (part := text[start:end].strip())]
+    parts, depth = [""], 0
+    for character in text:
+        if character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
 
 
 def of_compiled(compiled: bytes) -> dict[str, inspect.Signature]:
     """The signatures of torch's operators by name. Their schemas are text in the compiled file."""
-    made: dict[str, inspect.Signature] = {}
+    by_name: dict[str, inspect.Signature] = {}
     for arrow in (b") ->", b")->"):
         end = compiled.find(arrow)
         while end >= 0:
             start = compiled.rfind(b"\0", max(0, end - LONGEST), end) + 1
             with contextlib.suppress(UnicodeDecodeError):
-                made = _schema(compiled[start:end].decode()) | made
+                by_name = _schema(compiled[start:end].decode()) | by_name
             end = compiled.find(arrow, end + 1)
-    return made
+    return by_name
 
 
 def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
@@ -131,28 +145,29 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
     if b"def(" not in source:
         return {}
     text = source.decode(errors="replace")
-    made: dict[str, inspect.Signature] = {}
+    by_name: dict[str, inspect.Signature] = {}
     for literals in re.findall(r'\bdef\(\s*((?:"[^"\n]*"\s*)+)', text):
         schema = "".join(re.findall(r'"([^"\n]*)"', literals))
-        made |= _schema(_arguments(schema))
-    for name, rest in re.findall(r'm\.def\(\s*"(\w+)"(.*?)\);', text, re.DOTALL):
-        named = re.findall(r'(?:py|pybind11)::arg\("(\w+)"\)(\s*=)?', rest)
-        if named:
+        by_name |= _schema(_without_result(schema))
+    for name, binding in re.findall(r'm\.def\(\s*"(\w+)"(.*?)\);', text, re.DOTALL):
+        arguments = re.findall(r'(?:py|pybind11)::arg\("(\w+)"\)(\s*=)?', binding)
+        if arguments:
+            parameters = [f"{argument}=..." if equals else argument for argument, equals in arguments]
             with contextlib.suppress(SyntaxError):  # a macro that binds several functions
-                made[name] = parse(f"({', '.join(n + ('=...' if equals else '') for n, equals in named)})")
+                by_name[name] = parse(f"({', '.join(parameters)})")
     for name, other in re.findall(r'm\.attr\("(\w+)"\)\s*=\s*m\.attr\("(\w+)"\)', text):
-        if other in made:
-            made[name] = made[other]
-    return made
+        if other in by_name:
+            by_name[name] = by_name[other]
+    return by_name
 
 
-def _arguments(schema: str) -> str:
-    """A schema without what it returns, as `_schema` reads it."""
+def _without_result(schema: str) -> str:
+    """A schema without the closing bracket of its arguments and what it returns, as `_schema` reads it."""
     return schema.rpartition("->")[0].rstrip().removesuffix(")")
 
 
 def _schema(text: str) -> dict[str, inspect.Signature]:
-    """Reads `namespace::name.overload(arguments`. Returns the signature by name, or nothing."""
+    """Reads `namespace::name.overload(arguments`. Returns the signature by name; nothing for another text."""
     match = re.fullmatch(r"(?:\w+::)?(\w+)(?:\.\w+)?\((.*)", text, re.DOTALL)
     with contextlib.suppress(SyntaxError, ValueError, IndexError):
         return {match[1]: of_schema(match[2])} if match else {}

@@ -1,8 +1,6 @@
 """Kernels of MHA prefill that are wrong in one way each.
 
-Unless its name says otherwise, a kernel is wrong in one sequence: one behind the first, with cached tokens if
-there are such.
-"""
+Unless its name says otherwise, a kernel is wrong in one sequence: see `victim`."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, Round, fp8
 
 
 def keys_of(
-    s: Sequence, q: torch.Tensor, behind: int, chosen: torch.Tensor | None
+    s: Sequence, device: torch.device, behind: int, chosen: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys of a sequence and so many behind it [n], and the last one that each query, or each chosen one,
-    should see [new, 1]."""
-    queries = torch.arange(s.new, device=q.device) if chosen is None else chosen
-    keys = torch.arange(s.length + behind, device=q.device)
+    """The numbers of the keys of a sequence and of `behind` further ones [n], and the last key that each
+    query should see [new, 1]. chosen: the numbers of the queries; None for all"""
+    queries = torch.arange(s.new, device=device) if chosen is None else chosen
+    keys = torch.arange(s.length + behind, device=device)
     return keys, s.prefix + queries[:, None]
 
 
@@ -34,50 +32,52 @@ def read(
     seen: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
 ) -> Attended:
-    """What is read for a sequence; right by default.
+    """What a kernel reads for a sequence.
 
-    index:  the keys that are read [n], counted from the sequence's first
-    seen:   which of these each query sees [new, n]
-    chosen: which of its queries are computed; None for all
-    """
-    keys, last = keys_of(s, o.q, 0, chosen)
+    index:  the keys that it reads [n], counted from the sequence's first; None for the sequence's own
+    seen:   which of these each query sees, bool [new, n]; None for what the causal mask lets in
+    chosen: the numbers of the queries that it computes; None for all"""
+    keys, last = keys_of(s, o.q.device, 0, chosen)
     index = keys if index is None else index
     seen = index <= last if seen is None else seen
-    q = o.q[s.queries][slice(None) if chosen is None else chosen].float().transpose(0, 1)
-    stored = GUARD + s.keys.start + index
-    k = beyond(o.k)[stored].float().transpose(0, 1)
-    v = beyond(o.v)[stored].float().transpose(0, 1) * o.value_scale
-    middle = s.prefix or len(index) // 2
+    q = o.q[s.queries] if chosen is None else o.q[s.queries][chosen]
+    row = GUARD + s.keys.start + index
+    k = beyond(o.k)[row].float().transpose(0, 1)
+    v = beyond(o.v)[row].float().transpose(0, 1) * o.value_scale
+    middle = s.prefix or len(index) // 2  # cached keys are a part; without them the first half is one
     parts = [(0, middle), (middle, len(index))]
+    q = q.float().transpose(0, 1)
     return Attended(o, s, s.queries, q, k, v, o.score_scale, o.q.dtype, parts, seen, chosen)
 
 
-ATTENTION = AttentionOp(
-    sequences=lambda o: list(o.sequences),
-    victim=lambda o: max(o.sequences[1:] or o.sequences, key=lambda s: (s.prefix > 0, s.new)),
-    read=read,
-)
+def victim(o: MhaPrefillOperands) -> Sequence:
+    """A sequence behind the first: that with the most queries, if possible of those with cached tokens."""
+    others = o.sequences[1:] or o.sequences
+    return max(others, key=lambda s: (s.prefix > 0, s.new))
+
+
+ATTENTION = AttentionOp(sequences=lambda o: list(o.sequences), victim=victim, read=read)
 
 
 # Wrong keys and masks
 
 Keys = Callable[[Attended], Attended]
+"""Maps what a right kernel reads to what a wrong one reads."""
 
 
-def reads(
+def reading(
     seen: Callable[[Sequence, Any, Any], torch.Tensor] | None = None,
     index: Callable[[Attended, torch.Tensor], torch.Tensor] | None = None,
     behind: int = 0,
 ) -> Keys:
     """A kernel that reads other keys, or masks them otherwise.
 
-    seen:   (sequence, keys [n], the last key that each query should see [new, 1]) -> what it sees
-    index:  (what a right kernel reads, keys [n]) -> the keys that are read in their place
-    behind: so many keys behind the sequence are read, too
-    """
+    seen:   maps (sequence, keys [n], the last key that each query should see [new, 1]) to what it sees, bool
+    index:  maps (what a right kernel reads, keys [n]) to the keys that are read in their place
+    behind: so many keys behind the sequence are read, too"""
 
     def wrong(a: Attended) -> Attended:
-        keys, last = keys_of(a.sequence, a.q, behind, a.chosen)
+        keys, last = keys_of(a.sequence, a.q.device, behind, a.chosen)
         sees = seen(a.sequence, keys, last).expand(len(last), len(keys)) if seen else None
         keys_read = index(a, keys) if index else keys
         return read(a.operands, a.sequence, keys_read, sees, a.chosen)
@@ -85,9 +85,9 @@ def reads(
     return wrong
 
 
-def left_out(which: Callable[[Sequence, torch.Tensor], torch.Tensor]) -> Keys:
-    """which: (sequence, keys [n]) -> those that no query sees, except for a query's own key."""
-    return reads(lambda s, key, last: (key <= last) & (~which(s, key) | (key == last)))
+def left_out(is_left_out: Callable[[Sequence, torch.Tensor], torch.Tensor]) -> Keys:
+    """No query sees these keys, except for its own key. is_left_out: maps (sequence, keys [n]) to bool [n]"""
+    return reading(lambda s, key, last: (key <= last) & (~is_left_out(s, key) | (key == last)))
 
 
 def right_mask(s: Sequence, key: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
@@ -100,26 +100,27 @@ def in_the_middle(s: Sequence, key: torch.Tensor) -> torch.Tensor:
 
 
 def of_the_previous(a: Attended, key: torch.Tensor) -> torch.Tensor:
-    every = a.operands.sequences
-    return key - every[every.index(a.sequence) - 1].length
+    """The keys of the sequence before, which are stored before those of this one."""
+    sequences = a.operands.sequences
+    return key - sequences[sequences.index(a.sequence) - 1].length
 
 
 KEYS: Mapping[str, Keys] = {
-    "causal mask one token too short": reads(lambda s, k, last: (k < last) | (k == 0)),
-    "causal mask one token too far": reads(lambda s, k, last: k <= last + 1, behind=1),
-    "no causal mask": reads(lambda s, k, last: k >= 0),
-    "cached keys left out": reads(lambda s, k, last: (k <= last) & (k >= s.prefix)),
-    "causal mask aligned to the first key": reads(lambda s, k, last: k <= last - s.prefix),
-    "window of 32 keys": reads(lambda s, k, last: (k <= last) & (k > last - 32)),
+    "causal mask one token too short": reading(lambda s, k, last: (k < last) | (k == 0)),
+    "causal mask one token too far": reading(lambda s, k, last: k <= last + 1, behind=1),
+    "no causal mask": reading(lambda s, k, last: k >= 0),
+    "cached keys left out": reading(lambda s, k, last: (k <= last) & (k >= s.prefix)),
+    "causal mask aligned to the first key": reading(lambda s, k, last: k <= last - s.prefix),
+    "window of 32 keys": reading(lambda s, k, last: (k <= last) & (k > last - 32)),
     "last cached key left out": left_out(lambda s, k: k == s.prefix - 1),
     "block of 64 in the middle left out": left_out(in_the_middle),
     "keys behind whole blocks of 64 left out": left_out(lambda s, k: k >= (s.length - 1) // 64 * 64),
-    "first new key counted twice": reads(index=lambda a, k: torch.cat([k[:1] + a.sequence.prefix, k])),
-    "last key of the previous sequence counted too": reads(index=lambda a, k: torch.cat([k[:1] - 1, k])),
-    "block of 64 in the middle replaced by the one before": reads(
+    "first new key counted twice": reading(index=lambda a, k: torch.cat([k[:1] + a.sequence.prefix, k])),
+    "last key of the previous sequence counted too": reading(index=lambda a, k: torch.cat([k[:1] - 1, k])),
+    "block of 64 in the middle replaced by the one before": reading(
         right_mask, lambda a, k: torch.where(in_the_middle(a.sequence, k), k - 64, k)
     ),
-    "keys of the previous sequence": reads(right_mask, of_the_previous),
+    "keys of the previous sequence": reading(right_mask, of_the_previous),
 }
 
 
@@ -132,7 +133,7 @@ def replaced(a: Attended, **operands: torch.Tensor) -> Attended:
 
 
 def operand(name: str, change: Round) -> Keys:
-    """change: q, k or v with its guards, fp32 [tokens, heads, width] -> another."""
+    """change: maps the operand `name`, q, k or v, with its guards, fp32 [tokens, heads, width], to another"""
     return lambda a: replaced(a, **{name: change(beyond(getattr(a.operands, name)).float())[GUARD:-GUARD]})
 
 
@@ -156,11 +157,13 @@ def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Ten
 
 
 def through_e5m2(name: str) -> Wrong:
-    reads = operand(name, partial(fp8, E5M2))
-    return lambda a: reads(a).out(Arithmetic(round_weights=partial(fp8, a.fp8)))
+    """The operand `name` is rounded to e5m2."""
+    in_e5m2 = operand(name, partial(fp8, E5M2))
+    return lambda a: in_e5m2(a).out(Arithmetic(round_weights=partial(fp8, a.fp8)))
 
 
-def descales(change: Callable[[MhaPrefillOperands], dict[str, torch.Tensor]]) -> Wrong:
+def with_descales(change: Callable[[MhaPrefillOperands], dict[str, torch.Tensor]]) -> Wrong:
+    """change: maps operands to other descales by name"""
     return lambda a: replaced(a, **change(a.operands)).in_fp8()
 
 
@@ -172,9 +175,11 @@ OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
 }
 OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "block of 64 in the middle left out": lambda a: left_out(in_the_middle)(a).in_fp8(),
-    "q's descale left out": descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
-    "v's descale left out": descales(lambda o: {"v_descale": torch.ones_like(o.v_descale)}),
-    "descales of k and v swapped": descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}),
+    "q's descale left out": with_descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
+    "v's descale left out": with_descales(lambda o: {"v_descale": torch.ones_like(o.v_descale)}),
+    "descales of k and v swapped": with_descales(
+        lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}
+    ),
     "values read in the other FP8 format": lambda a: (
         replaced(a, v=a.operands.v.view(OTHER_FP8[a.fp8])).out().nan_to_num(nan=0.0)
     ),
@@ -190,11 +195,11 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
-    row = torch.tensor(rows, device=o.q.device)
+    row_numbers = torch.tensor(rows, device=o.q.device)
     attended = []
     for sequence in o.sequences:
-        queries = sequence.queries
-        chosen = row[(row >= queries.start) & (row < queries.stop)] - queries.start
+        is_own = (row_numbers >= sequence.queries.start) & (row_numbers < sequence.queries.stop)
+        chosen = row_numbers[is_own] - sequence.queries.start
         if len(chosen):
             attended.append(read(o, sequence, chosen=chosen))
     return ATTENTION.answers(attended, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -22,11 +23,11 @@ VALUE = 128
 @dataclass(frozen=True)
 class MhaPrefillSizes:
     batch: int  # sequences
-    new: str  # query tokens of each sequence: one number or low..high, spread evenly
-    prefix: str = "0"  # tokens cached before them, in the same way, from 0
+    new: str  # new tokens of each sequence, its queries: one number or low..high, spread evenly
+    prefix: str = "0"  # tokens of each sequence that are cached before the new ones, given in the same way
     heads: int = 16  # of the rank
     dtype: str = "bf16"  # of q, k and v: bf16 or fp8
-    fp8: str = "e4m3fn"  # the format, which a bf16 case does not name
+    fp8: str = "e4m3fn"  # the format of FP8 operands; a bf16 case does not name it
 
     def __post_init__(self) -> None:
         check_sizes("mha_prefill", self, ("batch", "heads"), "dtype")
@@ -59,7 +60,7 @@ class MhaPrefillSizes:
 
 
 def takes(*dtypes: str) -> Callable[[MhaPrefillSizes], Support]:
-    """What a row declares as `fits` that takes these dtypes."""
+    """The function that a row declares as `fits` if it takes these dtypes."""
     return lambda sizes: need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")
 
 
@@ -67,9 +68,9 @@ GUARD = 256  # tokens of NaN before and behind q, k and v: at least what a kerne
 
 
 class Sequence(NamedTuple):
-    queries: slice  # its rows of q and out
-    keys: slice  # its rows of k and v
-    prefix: int  # how many of those are cached
+    queries: slice  # its rows of q and of the output
+    keys: slice  # its rows of k and v, the cached ones first
+    prefix: int  # how many keys are cached
 
     @property
     def new(self) -> int:
@@ -82,16 +83,16 @@ class Sequence(NamedTuple):
 
 @dataclass
 class MhaPrefillOperands(Operands):
-    """Nothing is streamed: q, k and v were just written by the q_b and kv_b products of the same layer (the
-    cached tokens' too: only their latents are kept). The last-level cache holds as much of them in serving as
-    it holds here from the call before."""
+    """Nothing is streamed: in serving, the q_b and kv_b products of the same layer have just written q, k and
+    v (of cached tokens too, because an engine caches their latents alone). So the last-level cache holds as
+    much of them in serving as it holds here from the call before."""
 
     q: torch.Tensor  # bf16 or FP8 [T, heads, 192], for the T new tokens of all sequences
     k: torch.Tensor  # bf16 or FP8 [S, heads, 192], for all S tokens, by sequence, cached tokens first
     v: torch.Tensor  # bf16 or FP8 [S, heads, 128]
     cu_q: torch.Tensor  # int32 [batch + 1]: sequence b has rows cu_q[b] .. cu_q[b + 1] of q
-    cu_k: torch.Tensor  # the same of k and v
-    sequences: list[Sequence]  # the same for the host
+    cu_k: torch.Tensor  # int32 [batch + 1]: the same for the rows of k and v
+    sequences: list[Sequence]  # the same, on the host
     sizes: MhaPrefillSizes
     scale: float = SCALE
     # fp32 [1], by which a stored value is to be multiplied; None for bf16. Stationary: calibrated once, as
@@ -110,24 +111,24 @@ class MhaPrefillOperands(Operands):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """The weight of a single key is 1, whatever its score."""
+        """q and k, where each sequence has one key: the weight of that is 1, whatever its score."""
         return frozenset({"q", "k"}) if self.sizes.longest[1] == 1 else frozenset()
 
     @property
     def descales(self) -> dict[str, torch.Tensor]:
-        """The descales by their names here; empty for bf16."""
+        """The descales by the names of these attributes; empty for bf16."""
         return {name: tensor for name, tensor in self.tensors().items() if name.endswith("_descale")}
 
     @property
     def score_scale(self) -> float:
-        """Turns the product of a stored q and a stored k into a score."""
+        """Factor that turns the product of a stored q and a stored k into a score."""
         if self.q_descale is None:
             return self.scale
         return self.scale * float(self.q_descale) * float(self.k_descale)
 
     @property
     def value_scale(self) -> float:
-        """Turns a stored v into the value that is meant."""
+        """Factor by which a stored v is to be multiplied."""
         return 1.0 if self.v_descale is None else float(self.v_descale)
 
     def copy(self, names: Iterable[str] | None = None) -> MhaPrefillOperands:
@@ -145,14 +146,14 @@ class MhaPrefillOperands(Operands):
 
 
 def beyond(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tokens with the guards before and behind them, which a stray pointer reaches."""
+    """The tensor [GUARD + tokens + GUARD, heads, width] that holds a tensor of `guarded` and its guards."""
     stride = tensor.stride(0)
     shape = (tensor.shape[0] + 2 * GUARD, *tensor.shape[1:])
     return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset() - GUARD * stride)
 
 
 def guarded(shape: Iterable[int], device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor [tokens, heads, width] between tokens of NaN, which show a read past an end."""
+    """An empty tensor [tokens, heads, width] between guards: tokens of NaN, which show a read past an end."""
     tokens, *of_token = shape
     storage = torch.empty(GUARD + tokens + GUARD, *of_token, dtype=dtype, device=device)
     nan = torch.tensor(torch.nan, device=device)
@@ -162,17 +163,13 @@ def guarded(shape: Iterable[int], device: torch.device | str, dtype: torch.dtype
 
 
 def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -> MhaPrefillOperands:
-    """The operands for sequences of (prefix, new) tokens, one after the other, without values of q, k and v
-    and of their descales."""
-    cu_q = [0]
-    cu_k = [0]
-    sequences = []
-    for prefix, new in lengths:
-        queries = slice(cu_q[-1], cu_q[-1] + new)
-        keys = slice(cu_k[-1], cu_k[-1] + prefix + new)
-        sequences.append(Sequence(queries, keys, prefix))
-        cu_q.append(queries.stop)
-        cu_k.append(keys.stop)
+    """The operands for sequences of (prefix, new) tokens, without values of q, k, v and their descales."""
+    cu_q = [0, *itertools.accumulate(new for _, new in lengths)]
+    cu_k = [0, *itertools.accumulate(prefix + new for prefix, new in lengths)]
+    sequences = [
+        Sequence(slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1]), prefix)
+        for i, (prefix, _) in enumerate(lengths)
+    ]
     dtype = torch.bfloat16
     descales = {}
     if sizes.dtype == "fp8":
@@ -189,82 +186,84 @@ def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -
     ).replaced(**descales)
 
 
-# So many tokens are drawn. All further tokens take the same numbers with other signs.
+# So many tokens get random values. All further tokens get the same values with other signs, to save time.
 DRAWN = 4096
-# The largest magnitude that FP8 operands hold: eight deviations or more, so that none has to be clipped.
+# The largest magnitude that FP8 operands hold: at least eight standard deviations, so that none is clipped.
 LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
-FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
+FAR = 4.0  # how far below a landmark an ordinary key is, along the landmarks' channel
 
 
 def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core") -> MhaPrefillOperands:
     """The operands, a pure function of the arguments.
 
-    - Sharpness differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
-      a wrong scale, a block that was not rescaled and a lost block show.
+    - Sharpness differs by head, from flat to peaked (in the odd heads the standard deviation of scores is 0.3
+      to 8), so that a wrong scale, a block that was not rescaled and a lost block show.
     - In the even, flat heads every query attends to landmarks: the first key of its sequence, the last cached
-      one, the first new one, and its own; and, where a mask lets them in, the key behind its own, the last of
-      the sequence before and the first of the next, and rows of zeros (see `_add_landmarks`).
+      one, the first new one, and its own; and, where a mask lets them in, the key behind its own, the last
+      key of the sequence before and the first of the next, and rows of zeros (see `_add_landmarks`).
     - Three channels are 2^17 times larger in k and 2^17 times smaller in q, three more 2^17 times larger in
-      v: bf16 holds them, fp16 does not. (bf16 only: FP8 with one scale for the tensor does not either.)
-    - FP8 operands are those of the same seeds quantised, with three different descales, none a power of two.
+      v: bf16 holds them, fp16 does not. FP8 with one scale for the tensor does not either, so that FP8
+      operands have no such channels.
+    - FP8 operands are quantised, with three different descales, of which none is a power of two.
     - There are tokens of NaN before and behind q, k and v.
 
     Adversarial operands differ from those of the same seeds in these points:
     - Three channels that are the same for all keys add 120 to all scores of every fourth head, and subtract
       120 from those of another fourth (see kernels/mla_decode/operands.py).
-    - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
-    """
+    - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too."""
     lengths_seed = seeds.stationary if seeds.lengths is None else seeds.lengths
     o = empty(sizes, sizes.lengths(lengths_seed), device)
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
 
     def fill(operand: torch.Tensor) -> torch.Tensor:
-        """Fills an operand and returns it. An FP8 operand stays empty: a bf16 tensor of its shape is filled
-        in its place, to be quantised later."""
-        drawn = torch.empty_like(operand, dtype=torch.bfloat16) if o.is_fp8 else operand
-        draw_normal(drawn[:DRAWN], generator)
-        for start in range(DRAWN, len(drawn), DRAWN):
-            part = drawn[start : start + DRAWN]
-            signs = torch.rand(drawn.shape[1:], device=device, generator=generator).sub_(0.5).sign_()
-            torch.mul(drawn[: len(part)], signs.to(drawn.dtype), out=part)
-        return drawn
+        """Fills a bf16 operand with normal values, and returns it. For an FP8 operand, which is quantised
+        later, it returns a bf16 tensor of the same shape."""
+        filled = torch.empty_like(operand, dtype=torch.bfloat16) if o.is_fp8 else operand
+        draw_normal(filled[:DRAWN], generator)
+        for start in range(DRAWN, len(filled), DRAWN):
+            part = filled[start : start + DRAWN]
+            signs = torch.rand(filled.shape[1:], device=device, generator=generator).sub_(0.5).sign_()
+            torch.mul(filled[: len(part)], signs.to(filled.dtype), out=part)
+        return filled
 
     q = fill(o.q)
     k = fill(o.k)
     v = fill(o.v)
-    # scale * q.k deviates by 1 for normal q and k.
+    # scale * q.k has the standard deviation 1 for normal q and k.
     sharpness = torch.empty(sizes.heads, device=device)
     sharpness[::2] = torch.logspace(-2, 0, len(sharpness[::2]), base=2.0, device=device)
     peaked = torch.logspace(-1.75, 3, len(sharpness[1::2]), base=2.0, device=device)
     sharpness[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
     q *= sharpness[:, None].to(q.dtype)
     _add_landmarks(q, k, o.sequences, seeds.adversarial)
-    loud: list[int] = []
+    large_channels: list[int] = []
     if not o.is_fp8:
-        loud = torch.randperm(NOPE, generator=generator, device=device)[:3].tolist()
-        q[..., loud] *= 2.0**-17
-        k[..., loud] *= 2.0**17
+        large_channels = torch.randperm(NOPE, generator=generator, device=device)[:3].tolist()
+        q[..., large_channels] *= 2.0**-17
+        k[..., large_channels] *= 2.0**17
         v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
     if seeds.adversarial:
-        shift_scores(q, k, [c for c in range(6) if c not in loud][:3], LARGEST["k"])
+        ordinary_channels = [channel for channel in range(6) if channel not in large_channels]
+        shift_scores(q, k, ordinary_channels[:3], LARGEST["k"])
     if o.is_fp8:
-        for name, drawn in {"q": q, "k": k, "v": v}.items():
+        for name, values in {"q": q, "k": k, "v": v}.items():
             descale = o.descales[f"{name}_descale"].fill_(LARGEST[name] / fp8_format(sizes.fp8).max)
-            for target, part in zip(getattr(o, name).split(DRAWN), drawn.split(DRAWN), strict=True):
+            # In parts, because a quotient of the whole operand would take as much memory as that.
+            for target, part in zip(getattr(o, name).split(DRAWN), values.split(DRAWN), strict=True):
                 target.copy_(part / descale)
     return o
 
 
 def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool) -> None:
-    """Sets the rope part of the even heads, which is in the scores and not in the values.
+    """Makes the even heads attend to landmarks, by their rope part, which is in the scores and not in the
+    values.
 
     Along its first channel an ordinary key is so far below 0 that it scores L less than a landmark or a row
-    of zeros. A query that sees n keys takes L = ln(n / 16), so that each landmark weighs as much as a
-    sixteenth of the n. The other 63 channels of key j hold two random codes, its own and that of key j - 1.
-    The query at j scores L more on the code of key j, which lifts the keys j and j + 1 to a landmark's score.
-    Landmarks leave out their own code, so that their own query does not count them twice; the first key
-    leaves out the other code too, which belongs to another sequence.
-    """
+    of zeros. A query that sees n keys takes L = ln(n / 16), so that each landmark weighs as much as n / 16
+    ordinary keys. The other 63 channels of key j hold the sum of two random codes, its own and that of key
+    j - 1. The query at j scores L more on the code of key j, which lifts the keys j and j + 1 to a landmark's
+    score. Landmarks leave out their own code, so that their own query does not lift them twice; the first key
+    of a sequence also leaves out the code of key j - 1, which belongs to another sequence."""
     q_rope = q[:, ::2, NOPE:]
     k_rope = k[:, ::2, NOPE:]
     code = k_rope.clone()
@@ -280,8 +279,8 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
         k_rope[[begin, last_cached, first_new, end], :, 0] = 0.0
         if adversarial:
             k_rope[[begin + key for key in edges(sequence.length, 64, 128)], :, 0] = 0.0
-        seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
-        lift = (seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
+        keys_seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
+        lift = (keys_seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
         own_code = code[sequence.keys][sequence.prefix :]
         q_rope[sequence.queries] = (own_code * (lift / (ROPE - 1))).to(q.dtype)
         q_rope[sequence.queries, :, 0] = (lift[..., 0] / FAR).to(q.dtype)

@@ -2,13 +2,12 @@
 
     out[t, h] = softmax_j(scale * q[t, h] . k[j, h]) . v[j, h]     j over keys 0 .. prefix + i
 
-for the i-th new token of a sequence, which may find `prefix` tokens of it cached. Every query head has a key
-and a value head of its own, as kv_b projects them from the latent: q and k are 192 = 128 + 64 (rope) wide, v
-is 128. scale = 1/sqrt(192) (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.1).
+for the i-th new token of a sequence, of which `prefix` tokens are cached. Every query head has a key and a
+value head of its own, as kv_b projects them from the latent: q and k are 192 = 128 + 64 (rope) wide, v is 128
+wide. scale = 1/sqrt(192) (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.1).
 
-With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor, by which a stored value is
-multiplied. The output is bf16 in both.
-"""
+With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor, by which a stored value is to
+be multiplied. The output is bf16 with both dtypes."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ from kernels.op import Op, Reference, RowGroups, Tolerance, Work, affordable, ro
 
 UNIT_FP8 = 2.0**-5  # relative error of rounding to FP8 with 3 mantissa bits, about, in root mean square
 UNIT_SUM = 2.0**-13  # the same for sums in the 14 bits that Hopper's FP8 products keep
-HEADS = 16  # computed at once
-SCORES = 1 << 22  # computed at once, of all those heads
+HEADS = 16  # heads that the reference computes at once
+SCORES = 1 << 22  # scores of these heads that it computes at once
 OVERHEAD = 3  # the reference takes so many times as long as its products
-TILES = (64, 128, 256)  # query rows that kernels take per program
+TILES = (64, 128, 256)  # numbers of query rows that programs of kernels take
 
 
 def reference(
@@ -45,44 +44,44 @@ def reference(
     `max_flops` or MOST_ELEMENTS it takes the first and the last row of every sequence, rows at the edges of
     tiles, and others at even distances, as many as fit.
 
-    FP8 products are exact too; a kernel that multiplies in bf16 instead rounds v, which adds
-    2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. With sigma_fp8 scores and output may be summed in 14 bits.
-    """
+    FP8 products are exact, too. A kernel that makes FP8 operands bf16 rounds v times its descale, which adds
+    2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. sigma_fp8 allows sums of 14 bits in the scores and the output."""
     q, k, v = operands.q, operands.k, operands.v
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
-    every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
-    shape = len(every), q.shape[1], VALUE
+    row_numbers = torch.arange(len(q)) if rows is None else torch.tensor(rows)
+    shape = len(row_numbers), q.shape[1], VALUE
     targets = attention.empty_results(shape, torch.float32, q.device, operands.is_fp8)
     for sequence in operands.sequences:
-        place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
-        if not len(place):
+        is_own = (row_numbers >= sequence.queries.start) & (row_numbers < sequence.queries.stop)
+        places = torch.nonzero(is_own).flatten()  # in `row_numbers` and `targets`
+        if not len(places):
             continue
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
             values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1)
             values = attention.with_squares(values)
-            for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
-                position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
+            for part in places.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
+                position = (row_numbers[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
-                queries = q[every[part].to(q.device), heads].float().transpose(0, 1)
+                queries = q[row_numbers[part].to(q.device), heads].float().transpose(0, 1)
                 results = _attend(operands, queries, keys[..., :seen], values[:, :seen], position)
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
-    value, sigma, *of_fp8 = targets
-    return Reference(value, sigma, rows, *of_fp8)
+    value, sigma, *sigma_fp8_and_even = targets  # the latter for FP8 operands alone
+    return Reference(value, sigma, rows, *sigma_fp8_and_even)
 
 
 def _attend(
     o: MhaPrefillOperands, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Value, sigma and, for FP8 operands, sigma_fp8, [heads, n, 128] each, and even [heads, n].
+    """What a Reference holds of some queries of a sequence: value and sigma [heads, n, 128], and for FP8
+    operands sigma_fp8 [heads, n, 128] and even [heads, n].
 
-    q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: `with_squares`,
-    [heads, keys, 256]
-    """
+    q: [heads, n, 192]; position: of the queries in the sequence, int64 [n]; k: [heads, 192, keys]
+    v: `with_squares`, [heads, keys, 256]"""
     scores = (q @ k).mul_(o.score_scale)
-    # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
+    # The fp32 sum of 192 products that makes a score s errs by about sqrt(192) 2^-24 |s|.
     size = scores.abs()
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
     p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
@@ -102,12 +101,12 @@ def sampled_rows(
     sequences: list[Sequence], heads: int, max_flops: float, offset: float = 0.0
 ) -> list[int] | None:
     """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
-    per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
-    keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
+    flops_per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
+    keys_of_rows = [keys for s in sequences for keys in range(s.prefix + 1, s.length + 1)]
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
     at_edges = [s.queries.start + row for s in sequences for row in attention.edges(s.new, *TILES)]
-    order = [*ends, *at_edges, *spread(len(keys), offset)]
-    return affordable(order, lambda row: keys[row] * per_pair, max_flops, heads * VALUE)
+    order = [*ends, *at_edges, *spread(len(keys_of_rows), offset)]
+    return affordable(order, lambda row: keys_of_rows[row] * flops_per_pair, max_flops, heads * VALUE)
 
 
 class MhaPrefill(Op):
@@ -121,8 +120,8 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """q, k, v and out are moved once. An FP8 kernel may round the softmax weights to FP8 too, so that FP8
-        products bound it."""
+        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too, so
+        that the peak rate of FP8 products bounds it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
@@ -140,18 +139,18 @@ class MhaPrefill(Op):
         return 0
 
     def turn_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """The bytes of a further set in the mode `cold`. The mode `serving` has one set."""
+        """The bytes of a further set in the cache mode `cold`. The mode `serving` has one set."""
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """Results; for the longest sequence and some heads, keys, values and their squares, twice; scores and
-        what is computed of them. All are fp32."""
+        """Results; keys, values and the squares of these, twice, for HEADS heads of the longest sequence;
+        scores and up to nine tensors that are computed from them. All are fp32."""
         _, longest = sizes.longest
         heads = min(HEADS, sizes.heads)
-        keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
-        row = sizes.heads * VALUE
-        results = (3 if sizes.dtype == "fp8" else 2) * rows_kept(sizes.queries, row) * row
-        return 4 * (results + keys + 10 * max(SCORES, heads * longest))
+        keys_and_values = 2 * heads * longest * (WIDTH + 2 * VALUE)
+        row_width = sizes.heads * VALUE
+        results = (3 if sizes.dtype == "fp8" else 2) * rows_kept(sizes.queries, row_width) * row_width
+        return 4 * (results + keys_and_values + 10 * max(SCORES, heads * longest))
 
     def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
         return empty(sizes, sizes.lengths(), device)
@@ -164,12 +163,13 @@ class MhaPrefill(Op):
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel that rounds only twice, 1.9 where
         weights are rounded after they were normalised, 2.0 where cached and new keys' results are rounded to
-        bf16 and then merged (tests/kernels/mha_prefill/right_arithmetic.py). 2.5 passes those; a row of zeros
-        counted as a key reaches 4 times that, weights in fp8 6 times.
+        bf16 and then merged (tests/kernels/mha_prefill/right_arithmetic.py). A limit of 2.5 passes those; a
+        row of zeros counted as a key reaches 4 times the limit, weights in fp8 reach 6 times.
 
-        FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, in sigma_fp8. That is
-        about 15 times as large: a wrong descale reaches 8 times the limit, one key lost or let in 5 times; a
-        row of zeros counted as a key, or a scale 5 percent off, does not reach it. Over all even rows right
-        calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated weights
-        make the output 3 percent low (mistakes.py)."""
+        With FP8 operands the worst rows reach 1.2 in sigma if a call makes the operands bf16, and 1.2 in
+        sigma_fp8 if it rounds weights to FP8. sigma_fp8 is about 15 times as large as sigma: a wrong descale
+        reaches 8 times the limit, and one key lost or let in 5 times, but a row of zeros counted as a key, or
+        a scale that is 5 percent wrong, stays below it. Over all even rows right calls err by 0.8 at most,
+        and their outputs are up to 0.4 percent too large or too small; calls with e5m2 in place of e4m3 err
+        by 1.5, and truncated weights make the output 3 percent too small (mistakes.py)."""
         return Tolerance(row=2.5, element=10.0, bias=0.01, noise=1.1)

@@ -1,11 +1,10 @@
-"""What several libraries ask for: the operands by the names that they have there, layouts of the paged cache
-(page lists, padded tables, finite copies), and the query in FP8. Where a library wants one head of the cache,
-a row gives it kv[:, :, None] [pages, page, 1, 576]; where it wants the query tokens of all sequences one
-after the other, `packed` [batch * q, heads, 576]; and for smaller pages kv.view(-1, page, 576).
+"""What the rows of several libraries share: arguments by the libraries' names, layouts of the paged cache
+(page lists, page tables, copies without NaN), and the query in FP8.
 
-Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
-timing.
-"""
+Rows give the cache with a dimension for its one head as kv[:, :, None] [pages, page, 1, 576], the cache in
+smaller pages as kv.view(-1, page, 576), and the query tokens of all sequences one after the other as `packed`
+[batch * q, heads, 576]. Page lists and tables are stationary: they follow from the page table and the
+lengths, and are made before timing."""
 
 from __future__ import annotations
 
@@ -19,18 +18,17 @@ from kernels.lazy import torch
 from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared, sequence
 
-HOPPER_UNITS = 132  # compute units of an H100 or H200
-MOST_UNITS = 304  # an MI300X has the most units of all devices; used in plans of memory
-
-SLACK = 256  # entries in memory behind the end of a list, because kernels fetch whole blocks of it
+HOPPER_UNITS = 132  # compute units (streaming multiprocessors) of an H100 or H200
+MOST_UNITS = 304  # compute units of an MI300X, which has the most of all devices; for plans of memory
+SLACK = 256  # entries in memory behind the end of a page list, because kernels fetch whole blocks of it
 
 
 def bound(
     function: Function, o: MlaDecodeOperands, out: torch.Tensor | None = None, /, **further: Any
 ) -> Call:
-    """The call of a library's function with the operands that it needs, and with further arguments, which
-    replace those below. q and the output are packed: [batch * q, heads, width]."""
-    usual = {
+    """The call of a library's function with the arguments below that it declares, and with `further` ones,
+    which take precedence. q and the output are packed: [batch * q, heads, width]."""
+    by_names = {  # a key holds all names that libraries have for its value
         "q q_extend": o.packed,
         "out o o_extend": None if out is None else out.flatten(0, 1),
         "softmax_scale sm_scale": o.scale,
@@ -49,7 +47,7 @@ def bound(
         "kv_data_type": o.kv.dtype,
         "k_scale v_scale kv_scale": o.kv_scale,
     }
-    return function.bind(**needed(function, usual) | further)
+    return function.bind(**needed(function, by_names) | further)
 
 
 def compute_units(device: torch.device) -> int:
@@ -72,39 +70,43 @@ def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
     return torch.tensor(starts, dtype=torch.int32, device=operands.q.device)
 
 
-def flattened(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """For a kernel of one query token: the page table and the lengths with a row for each query token, in the
-    order of `packed`, int32 [batch * q, max_pages + 1] and [batch * q]. A length ends at the token's key."""
+def one_token_sequences(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page table and the lengths for a kernel that takes one query token of each sequence: every query
+    token is made a sequence, which ends at the token's own key. They are in the order of `packed`, int32
+    [batch * q, max_pages + 1] and [batch * q]."""
     queries = operands.q.shape[1]
     if queries == 1:
         return operands.page_table, operands.lengths
-    ends = torch.arange(1 - queries, 1, dtype=torch.int32, device=operands.q.device)
-    return operands.page_table.repeat_interleave(queries, 0), (operands.lengths[:, None] + ends).flatten()
+    shortened_by = torch.arange(queries - 1, -1, -1, dtype=torch.int32, device=operands.q.device)
+    lengths = operands.lengths[:, None] - shortened_by
+    return operands.page_table.repeat_interleave(queries, 0), lengths.flatten()
 
 
-def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
-    """The page numbers of all sequences one after the other, int32 [pages]. page: tokens of a page, which
-    divide the cache's own. The first page number fills the list up to `least` entries, and SLACK further ones
-    in memory."""
+def page_list(operands: MlaDecodeOperands, page: int, least_entries: int = 0) -> torch.Tensor:
+    """The page numbers of all sequences one after the other, int32 [entries].
+
+    page: tokens of a page, which divide the cache's own
+    least_entries: a shorter list is filled up to so many entries with the first sequence's first page"""
     table = operands.split_pages(page)
     pages = [row[:count] for row, count in zip(table, page_counts(operands, page), strict=True)]
-    missing = max(0, least - sum(map(len, pages)))
-    listed = torch.cat([*pages, table[0, :1].expand(missing + SLACK)])
-    return listed[:-SLACK]
+    missing = max(0, least_entries - sum(map(len, pages)))
+    with_slack = torch.cat([*pages, table[0, :1].expand(missing + SLACK)])
+    return with_slack[:-SLACK]
 
 
-def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0) -> torch.Tensor:
-    """A page table without the page of NaN: int32 [batch, width]. The width is that of the longest sequence,
-    or of so many tokens, rounded up to a multiple. Unused places repeat the sequence's first page."""
-    table, counts = operands.split_pages(page), page_counts(operands, page)
-    width = math.ceil(max(*counts, math.ceil(tokens / page)) / multiple) * multiple
+def finite_table(o: MlaDecodeOperands, page: int, multiple: int = 1, *, min_tokens: int = 0) -> torch.Tensor:
+    """A page table without the page of NaN: int32 [batch, width]. The width has room for the longest sequence
+    and for `min_tokens`, and is rounded up to a multiple. Unused places repeat the sequence's first page.
+    page: tokens of a page, which divide the cache's own"""
+    table, counts = o.split_pages(page), page_counts(o, page)
+    width = math.ceil(max(*counts, math.ceil(min_tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
-    used = torch.arange(width, device=table.device) < torch.tensor(counts, device=table.device)[:, None]
-    return torch.where(used, table, table[:, :1]).contiguous()
+    is_used = torch.arange(width, device=table.device) < torch.tensor(counts, device=table.device)[:, None]
+    return torch.where(is_used, table, table[:, :1]).contiguous()
 
 
-def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The latent and the rope part of q or of the cache [..., 576]: views [..., 512] and [..., 64]."""
+def latent_and_rope(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both parts of q or of the cache [..., 576]: views [..., 512] and [..., 64]."""
     return tensor[..., :LATENT], tensor[..., LATENT:]
 
 
@@ -114,8 +116,8 @@ def partial_bytes(rows: int) -> int:
 
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
-    """The bytes of a copy of the cache, to within a page."""
-    return (sizes.used_pages + 4) * sizes.page * WIDTH * BYTES[sizes.kv]
+    """The bytes of a copy of the cache, and of a page more than that."""
+    return (sizes.cache_pages + 1) * sizes.page * WIDTH * BYTES[sizes.kv]
 
 
 class FiniteCache:
@@ -124,12 +126,12 @@ class FiniteCache:
 
     def __init__(self, operands: MlaDecodeOperands) -> None:
         self.operands = operands
-        self.kv, self.unused = operands.kv.clone(), operands.unused_slots()
+        self.kv, self.unused_slots = operands.kv.clone(), operands.unused_slots()
         self.clear()
 
     def clear(self) -> None:
         # As bytes, because indexing does not take FP8: all bits of a zero are 0.
-        self.kv.view(torch.uint8).flatten(0, 1).index_fill_(0, self.unused, 0)
+        self.kv.view(torch.uint8).flatten(0, 1).index_fill_(0, self.unused_slots, 0)
 
     def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None) -> Prepared:
         """A call that reads this copy. result: as in Prepared"""
@@ -138,11 +140,11 @@ class FiniteCache:
 
 
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer in the
-    cache's format, which `after_query` fills."""
+    """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache an empty buffer
+    in the cache's format, which `rounding_q` fills."""
     return torch.empty_like(operands.q, dtype=operands.kv.dtype) if operands.is_fp8 else operands.q
 
 
-def after_query(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
-    """A call that first rounds q into that buffer, then decodes."""
+def rounding_q(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
+    """A call that rounds q into `query`, if that is not q itself, and then calls `decode`."""
     return decode if query is operands.q else sequence(lambda: query.copy_(operands.q), decode)

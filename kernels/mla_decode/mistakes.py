@@ -1,7 +1,6 @@
 """Kernels of MLA decode that are wrong in one way each.
 
-Unless its name says otherwise, a kernel is wrong in one sequence: the longest one behind the first.
-"""
+Unless its name says otherwise, a kernel is wrong in one sequence: the longest one behind the first."""
 
 from __future__ import annotations
 
@@ -29,13 +28,12 @@ from kernels.attention_mistakes import (
     times,
     without,
 )
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, fp8, kept, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, fp8, put, truncated_to
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
 def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Attended:
-    """What is read for a sequence, whose number is i; right by default. slots: the rows of the cache that are
-    read for its tokens, int64 [n]"""
+    """What a kernel reads for sequence i. slots: rows of the cache, int64 [n]; None for the right ones"""
     if slots is None:
         slots = o.token_slots(i)
     kv = o.kv.view(-1, WIDTH)[slots].float() * o.kv_scale
@@ -46,19 +44,20 @@ def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Att
 
 
 ATTENTION = AttentionOp(
-    sequences=lambda o: [*range(len(o.host_lengths))],
-    victim=lambda o: max([*range(1, len(o.host_lengths))] or [0], key=o.host_lengths.__getitem__),
+    sequences=lambda o: list(range(len(o.host_lengths))),
+    victim=lambda o: max(range(1, len(o.host_lengths)), key=o.host_lengths.__getitem__, default=0),
     read=read,
 )
 
 
 # Wrong tokens, pages and page tables
 
-Slots = Callable[[Attended], torch.Tensor]  # returns the rows of the cache that are read, int64 [n]
+Slots = Callable[[Attended], torch.Tensor]
+"""Maps what a right kernel reads to the rows of the cache that a wrong one reads, int64 [n]."""
 
 
-def taken(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Slots:
-    """change: (right slots [length], size of a page) -> other slots."""
+def changed(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Slots:
+    """change: maps (right slots [length], tokens of a page) to other slots"""
     return lambda a: change(a.operands.token_slots(a.sequence), a.operands.page)
 
 
@@ -69,41 +68,46 @@ def page_left_out(slots: torch.Tensor, page: int) -> torch.Tensor:
 
 def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
     start = len(slots) // 2 // page * page
-    return put(slots, slice(start, start + page), slots[start - page : start][: len(slots) - start])
+    before = slots[start - page : start]
+    return put(slots, slice(start, start + page), before[: len(slots) - start])  # a last page may be shorter
 
 
-def by_table(a: Attended, more: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """The slots that the page table gives for a sequence's tokens, with page numbers cast to dtype. more: how
-    many tokens behind the last one are added"""
+def by_table(a: Attended, added_tokens: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """The slots of a sequence's tokens and of some behind the last one, with page numbers cast to `dtype`."""
     o = a.operands
     i = a.sequence
-    token = torch.arange(min(o.host_lengths[i] + more, o.page_table.shape[1] * o.page), device=o.q.device)
-    page = o.page_table[i, token // o.page].to(dtype).long()
-    return page % len(o.kv) * o.page + token % o.page
+    tokens = min(o.host_lengths[i] + added_tokens, o.page_table.shape[1] * o.page)
+    token = torch.arange(tokens, device=o.q.device)
+    page = o.page_table[i, token // o.page].to(dtype).long() % len(o.kv)
+    return page * o.page + token % o.page
 
 
-def in_a_row(a: Attended, page: int) -> torch.Tensor:
-    """The rows of the cache from the start of a page."""
-    start = page * a.operands.page
+def consecutive(a: Attended, first_page: int) -> torch.Tensor:
+    """As many rows of the cache as the sequence has tokens, from the start of a page on."""
+    start = first_page * a.operands.page
     return torch.arange(start, start + len(a.k), device=a.k.device) % a.operands.kv[..., 0].numel()
 
 
+def consecutive_sequences(a: Attended) -> torch.Tensor:
+    """The sequences are taken to lie in the cache one after the other, each in whole pages."""
+    o = a.operands
+    return consecutive(a, sum(math.ceil(length / o.page) for length in o.host_lengths[: a.sequence]))
+
+
 SLOTS: Mapping[str, Slots] = {
-    "page table ignored": lambda a: in_a_row(a, 0),
-    "page table ignored and sequences packed": lambda a: in_a_row(
-        a, sum(-(-n // a.operands.page) for n in a.operands.host_lengths[: a.sequence])
-    ),
+    "page table ignored": lambda a: consecutive(a, 0),
+    "page table ignored and sequences packed": consecutive_sequences,
     "page table of the first sequence": lambda a: by_table(
-        replace(a, sequence=0), more=len(a.k) - a.operands.host_lengths[0]
+        replace(a, sequence=0), added_tokens=len(a.k) - a.operands.host_lengths[0]
     ),
-    "first page alone": taken(lambda t, page: t[:page]),
-    "first token left out": taken(lambda t, page: t[1:]),
-    "last page left out": taken(lambda t, page: t[: (len(t) - 1) // page * page]),
-    "page in the middle left out": taken(page_left_out),
-    "page read twice in place of the next": taken(page_read_twice),
-    "last token left out": taken(lambda t, page: t[:-1]),
-    "last token counted twice": taken(lambda t, page: torch.cat([t, t[-1:]])),
-    "one token too many": partial(by_table, more=1),
+    "first page alone": changed(lambda slots, page: slots[:page]),
+    "first token left out": changed(lambda slots, page: slots[1:]),
+    "last page left out": changed(lambda slots, page: slots[: (len(slots) - 1) // page * page]),
+    "page in the middle left out": changed(page_left_out),
+    "page read twice in place of the next": changed(page_read_twice),
+    "last token left out": changed(lambda slots, page: slots[:-1]),
+    "last token counted twice": changed(lambda slots, page: torch.cat([slots, slots[-1:]])),
+    "one token too many": partial(by_table, added_tokens=1),
     "tokens of the previous sequence": lambda a: a.operands.token_slots(a.sequence - 1),
     "page numbers in 16 bits with a sign": partial(by_table, dtype=torch.int16),
 }
@@ -117,33 +121,34 @@ def of_slots(slots: Slots, call: Callable[[Attended], torch.Tensor]) -> Wrong:
 
 def with_empty_part(parts: list[PartResult]) -> torch.Tensor:
     """A part without tokens has a log-sum of 0 where it should have -inf."""
-    log, result = parts[0]
-    return combine([*parts, (torch.zeros_like(log), torch.zeros_like(result))])
+    log_sum, result = parts[0]
+    return combine([*parts, (torch.zeros_like(log_sum), torch.zeros_like(result))])
 
 
 def unused_slots_weigh_0(a: Attended) -> torch.Tensor:
-    """The slots behind the last token have a weight of 0, but they hold NaN."""
-    length = len(a.k)
-    page = a.operands.page
-    more = read(a.operands, a.sequence, by_table(a, more=2 * page - 1 - (length - 1) % page))
-    scores = more.scores
+    """The slots behind the last token, up to the end of the next page, have a weight of 0, but hold NaN."""
+    length, page = len(a.k), a.operands.page
+    end = (math.ceil(length / page) + 1) * page
+    with_unused = read(a.operands, a.sequence, by_table(a, added_tokens=end - length))
+    scores = with_unused.scores
     scores[:, length:] = -math.inf
-    return more.by_softmax(scores)
+    return with_unused.by_softmax(scores)
 
 
 # Wrong query tokens and causal edges, which one query token does not have
 
-# (what is read, query rows = token * heads + head) -> the last key that each row sees, int64 [rows].
 Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
+"""Maps what is read and query rows, token * heads + head, to the last key that each row sees [rows]."""
 
 
 def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:
+    """The last key that each row should see."""
     return len(a.k) - a.operands.sizes.q + row // a.operands.heads
 
 
 EDGES: Mapping[str, Edge] = {
-    "query tokens see all keys": lambda a, row: len(a.k) + 0 * row,
-    "all query tokens have the first one's edge": lambda a, row: edge(a, 0 * row),
+    "query tokens see all keys": lambda a, row: torch.full_like(row, len(a.k)),
+    "all query tokens have the first one's edge": lambda a, row: edge(a, torch.zeros_like(row)),
     "causal edge one short": lambda a, row: edge(a, row) - 1,
     "causal edge one long": lambda a, row: edge(a, row) + 1,
     "causal edge one short for one token": lambda a, row: (
@@ -177,24 +182,32 @@ def output(a: Attended) -> torch.Tensor:
 
 
 def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
-    """change: maps the right output to a wrong one of as many values"""
+    """change: maps the right output [q, heads, 512] to a wrong one of as many values"""
     return lambda a: change(output(a)).reshape(-1, LATENT)
 
 
 def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
-    """source: (operands, sequence, query token) -> what is read, and the token of that whose output this
-    query token gets"""
+    """source: maps (operands, sequence, query token) to what is read, and to the token that is stored"""
 
     def wrong(a: Attended) -> torch.Tensor:
-        sources = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))
-        return torch.cat([output(attended)[other_token] for attended, other_token in sources])
+        outputs = []
+        for token in range(a.operands.sizes.q):
+            attended, stored_token = source(a.operands, a.sequence, token)
+            outputs.append(output(attended)[stored_token])
+        return torch.cat(outputs)
 
     return wrong
 
 
 def stored_token_major(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
-    other_token, sequence = divmod(i * o.sizes.q + token, len(o.q))
-    return read(o, sequence), other_token
+    """The place [i, token] of [batch, q] is taken for a place of [q, batch]."""
+    stored_token, sequence = divmod(i * o.sizes.q + token, len(o.q))
+    return read(o, sequence), stored_token
+
+
+def stored_one_early(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
+    """The last token of the sequence before is stored once more, over the first one of this sequence."""
+    return (read(o, i - 1), -1) if token == 0 else (read(o, i), token)
 
 
 def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
@@ -203,24 +216,24 @@ def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended
 
 
 def of_queries(change: Callable[[MlaDecodeOperands, int], torch.Tensor]) -> Wrong:
-    """change: (operands, sequence) -> other query tokens [q, heads, 576]"""
+    """change: maps (operands, sequence) to other query tokens [q, heads, 576]"""
     return lambda a: a.out(q=change(a.operands, a.sequence).flatten(0, 1).float())
 
 
 def log_sums_head_major(a: Attended) -> torch.Tensor:
-    o = a.operands
-    return combined(lambda logs: logs.unflatten(1, (o.heads, o.sizes.q)).transpose(1, 2).flatten(1, 2))(a)
+    shape = (a.operands.heads, a.operands.sizes.q)
+    return combined(lambda log_sums: log_sums.unflatten(1, shape).transpose(1, 2).flatten(1, 2))(a)
 
 
-def short_last_part(empty: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
-    """The last part has q - 1 keys at most, so that the first query token sees none of it. empty: maps the
-    part's values to the log-sum and the result that a query row gets which sees none of them"""
+def short_last_part(of_none: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
+    """The last part has q - 1 keys at most, so that the first query token sees none of it. of_none: maps the
+    part's values to the log-sum and the result of a query row that sees none of its keys"""
 
     def wrong(a: Attended) -> torch.Tensor:
         start = max(1, len(a.k) - a.operands.sizes.q + 1)
         scores = a.scores
         log_sum, result = attend(scores[:, start:], a.v[start:])
-        wrong_log_sum, wrong_result = empty(a.v[start:])
+        wrong_log_sum, wrong_result = of_none(a.v[start:])
         sees_none = log_sum == -math.inf
         log_sum = torch.where(sees_none, wrong_log_sum, log_sum)
         result = torch.where(sees_none, wrong_result, result)
@@ -235,9 +248,7 @@ QUERY_MISTAKES: Mapping[str, Wrong] = {
     "first query token's answer for all": output_tokens(lambda out: out[:1].expand_as(out)),
     "output stored head-major": output_tokens(lambda out: out.transpose(0, 1)),
     "output stored token-major": by_token(stored_token_major),
-    "pad token stored over the first of the next sequence": by_token(
-        lambda o, i, token: (read(o, i), token) if token else (read(o, i - 1), -1)
-    ),
+    "pad token stored over the first of the next sequence": by_token(stored_one_early),
     "sequences repeated in turn for their query tokens": by_token(repeated_in_turn),
     "last query used for the token before too": of_queries(lambda o, i: put(o.q[i], -2, o.q[i, -1])),
     "queries of sequences start one apart": of_queries(lambda o, i: o.packed[i : i + o.sizes.q]),
@@ -276,7 +287,7 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=1, lazy=20.0)),
     "cache's scale twice in values": lambda a: a.in_fp8() * a.operands.kv_scale,
     "rope part left out": lambda a: a.in_fp8(q=without(ROPE, a.q)),
-    "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(kept, 5))),
+    "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(truncated_to, 5))),
     **{name: of_slots(SLOTS[name], Attended.in_fp8) for name in SLOTS_IN_FP8},
 }
 """Calls that round q and the softmax weights to FP8 themselves."""

@@ -27,8 +27,8 @@ class MlaDecodeSizes:
     ctx: str  # tokens of each sequence, the query tokens included: one length or low..high, spread evenly
     heads: int = 16  # query heads of the rank
     page: int = 64  # tokens of a page of the cache
-    kv: str = "bf16"  # bf16, or fp8 with one scale
-    fp8: str = "e4m3fn"  # the format, which only a case with kv=fp8 says
+    kv: str = "bf16"  # the cache's dtype: bf16, or fp8 with one scale
+    fp8: str = "e4m3fn"  # the format of an FP8 cache; a case with a bf16 cache does not name it
     # The server's context length, for which engines record the call into a graph (vLLM's --max-model-len,
     # SGLang's --context-length): rows that follow an engine split sequences by it. Without graphs vLLM splits
     # by the longest sequence: set model_len to that. The default is DeepSeek-V3's max_position_embeddings.
@@ -64,38 +64,48 @@ class MlaDecodeSizes:
         return self.batch * self.q * self.heads
 
     @property
-    def scored(self) -> int:
+    def pairs(self) -> int:
         """Pairs of a query token and a key that it sees."""
         return self.q * self.tokens - self.batch * self.q * (self.q - 1) // 2
 
     @property
     def used_pages(self) -> int:
-        return sum(-(-n // self.page) for n in self.lengths())
+        return sum(math.ceil(length / self.page) for length in self.lengths())
+
+    @property
+    def cache_pages(self) -> int:
+        return self.used_pages + SPARE_PAGES
 
 
 def takes(
     kv: str = "",
     most_heads: int = 0,
-    pages_of: int = 1,
-    pages_within: int = 0,
+    page_multiple_of: int = 1,
+    page_divides: int = 0,
     most_q: int = 1,
     why_most_q: str = "",
 ) -> Callable[[MlaDecodeSizes], Support]:
-    """What a row declares as `fits` that takes caches of this dtype, so many heads and query tokens at most,
-    and pages that are a multiple of a number of tokens, or that divide one. Where an argument is left out it
-    takes all, but only one query token."""
-    format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
-    queries = "1 query token" if most_q == 1 else f"{most_q} query tokens"
+    """The function that a row declares as `fits`. By default the row takes all sizes with one query token.
+
+    kv: the only dtype of the cache that the row takes
+    page_multiple_of, page_divides: a number of tokens, of which a page is a multiple or which it divides
+    most_q: the most query tokens; why_most_q: the reason for it, for refusals"""
+    dtype_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
+    queries_taken = "1 query token" if most_q == 1 else f"{most_q} query tokens"
     why = f": {why_most_q}" if why_most_q else ""
 
     def fits(sizes: MlaDecodeSizes) -> Support:
+        kv_fits = not kv or sizes.kv == kv
         heads_fit = not most_heads or sizes.heads <= most_heads
+        page_fits = not page_divides or page_divides % sizes.page == 0
         return Support.all_of(
-            need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
-            need(sizes.q <= most_q, f"takes {queries}, not {sizes.q}{why}"),
+            need(kv_fits, f"takes {dtype_taken}, not {sizes.kv}"),
+            need(sizes.q <= most_q, f"takes {queries_taken}, not {sizes.q}{why}"),
             need(heads_fit, f"takes up to {most_heads} heads, not {sizes.heads}"),
-            need(sizes.page % pages_of == 0, f"needs a page that is a multiple of {pages_of}"),
-            need(pages_within % sizes.page == 0, f"needs a page that divides {pages_within}"),
+            need(
+                sizes.page % page_multiple_of == 0, f"needs a page that is a multiple of {page_multiple_of}"
+            ),
+            need(page_fits, f"needs a page that divides {page_divides}"),
         )
 
     return fits
@@ -108,7 +118,7 @@ class MlaDecodeOperands(Operands):
     page_table: torch.Tensor  # int32 [batch, max_pages + 1], padded with the number of a page of NaN
     lengths: torch.Tensor  # int32 [batch] on the device
     host_lengths: list[int]  # the same on the host
-    kv_scale: float  # a cached value means kv * kv_scale; 1.0 for bf16
+    kv_scale: float  # a stored value is to be multiplied by it; 1.0 for bf16
     sizes: MlaDecodeSizes
     scale: float = SCALE
     boundary: str = "core"
@@ -118,7 +128,7 @@ class MlaDecodeOperands(Operands):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """q, where each sequence has one token: its weight is 1, whatever its score."""
+        """q, where each sequence has one token: the weight of that is 1, whatever its score."""
         return frozenset({"q"}) if max(self.host_lengths) == 1 else frozenset()
 
     @property
@@ -135,15 +145,15 @@ class MlaDecodeOperands(Operands):
         return packed.unflatten(0, self.q.shape[:2])
 
     def hidden(self, length: int) -> torch.Tensor | None:
-        """Which keys of a sequence of this length the causal mask hides from each query row, row = token *
-        heads + head: bool [q * heads, length]; None with one query token, which sees all."""
+        """Which keys of a sequence of this length the causal mask hides from each query row, where row =
+        token * heads + head: bool [q * heads, length]. None with one query token, which sees all keys."""
         queries = self.q.shape[1]
         if queries == 1:
             return None
         token = torch.arange(queries, device=self.q.device).repeat_interleave(self.heads)
         return torch.arange(length, device=self.q.device) > length - queries + token[:, None]
 
-    def one_value(self, value: float) -> torch.Tensor:
+    def scale_tensor(self, value: float) -> torch.Tensor:
         """A scale as libraries want it, fp32 [1]."""
         return torch.full((1,), value, dtype=torch.float32, device=self.q.device)
 
@@ -156,10 +166,9 @@ class MlaDecodeOperands(Operands):
         return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """The same cache on pages with numbers so large that offsets, counted in values, need more than 32
-        bits."""
+        """The same cache on pages so far apart that offsets, counted in values, need more than 32 bits."""
         pages, page, width = self.kv.shape
-        first = -(-(1 << 32) // (page * width))
+        first = math.ceil((1 << 32) / (page * width))
         kv = self.kv.new_empty(first + pages, page, width)
         # An offset that is cut to 32 bits lies in these pages. Those between are never read.
         kv[: pages + 1].copy_(torch.tensor(torch.nan, device=kv.device))
@@ -170,7 +179,7 @@ class MlaDecodeOperands(Operands):
         """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
         length = self.host_lengths[sequence]
         page = self.page
-        pages = self.page_table[sequence, : -(-length // page)].long()
+        pages = self.page_table[sequence, : math.ceil(length / page)].long()
         return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
 
     def unused_slots(self) -> torch.Tensor:
@@ -181,27 +190,28 @@ class MlaDecodeOperands(Operands):
         return unused.nonzero().flatten()
 
     def split_pages(self, page: int) -> torch.Tensor:
-        """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]: a kernel
-        with a page that divides the case's takes `kv.view(-1, page, 576)` with this table."""
-        parts = self.page // page
-        part = torch.arange(parts, dtype=torch.int32, device=self.page_table.device)
-        return (self.page_table[:, :, None] * parts + part).flatten(1).contiguous()
+        """The page table, int32 [batch, (max_pages + 1) * factor], of the cache seen as `factor` times as
+        many smaller pages, kv.view(-1, page, 576). page: tokens of these, which divide the cache's own"""
+        factor = self.page // page
+        part = torch.arange(factor, dtype=torch.int32, device=self.page_table.device)
+        return (self.page_table[:, :, None] * factor + part).flatten(1).contiguous()
 
 
-SPARE_PAGES = 3
-# Scales of an FP8 cache: either format ends near 15, three standard deviations above the widest channel.
+SPARE_PAGES = 3  # pages of the cache without tokens: the one of NaN that pads the table, and two others
+# Scales of an FP8 cache: the largest number of either format means about 15, which is three standard
+# deviations beyond the mean of any channel.
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
 # The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q.
-CONSTANT = WIDTH - 1
+SHIFTING_CHANNEL = WIDTH - 1
 # A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold.
-PAGES = (1 << 15) + (1 << 12)
-MOST_BYTES_OF_MANY = 200 << 20  # the largest cache that is made only to have PAGES pages
+MANY_PAGES = (1 << 15) + (1 << 12)
+MOST_BYTES_OF_MANY_PAGES = 200 << 20  # a larger cache is not made only to have so many pages
 
 
 def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: int = 0) -> MlaDecodeOperands:
     """The operands for sequences of these lengths, without values of q, the cache and the page table."""
-    counts = [-(-n // sizes.page) for n in lengths]
-    pages = max(sum(counts) + SPARE_PAGES, least_pages)
+    page_counts = [math.ceil(length / sizes.page) for length in lengths]
+    pages = max(sum(page_counts) + SPARE_PAGES, least_pages)
     dtype = torch.bfloat16
     kv_scale = 1.0
     if sizes.kv == "fp8":
@@ -210,7 +220,7 @@ def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: i
     return MlaDecodeOperands(
         q=torch.empty(sizes.batch, sizes.q, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
         kv=torch.empty(pages, sizes.page, WIDTH, dtype=dtype, device=device),
-        page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
+        page_table=torch.empty(sizes.batch, max(page_counts) + 1, dtype=torch.int32, device=device),
         lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
         host_lengths=lengths,
         kv_scale=kv_scale,
@@ -221,30 +231,29 @@ def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: i
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
     """The operands, a pure function of the arguments.
 
-    - Sharpness differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
-      combine without rescaling and a lost page show.
-    - The first token of each sequence and its last ones, as many as it has query tokens, are landmarks. The
-      even heads give each of them about a sixteenth of the weight of all ordinary tokens together, and as
-      much to a row of zeros that a mask lets in, so that a length or a causal edge off by one shows at any
-      context. In the odd heads a lost page shows.
+    - Sharpness differs by head, from flat to peaked (the standard deviation of scores is 0.3 to 8), so that a
+      wrong scale, a combine without rescaling and a lost page show.
+    - The first token of each sequence and its query tokens are landmarks. The even heads give each landmark
+      about a sixteenth of the weight of all ordinary tokens together, and as much to a row of zeros that a
+      mask lets in, so that a length or a causal edge off by one shows at any context. In the odd heads a lost
+      page shows.
     - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
-      does not (bf16 cache only; e4m3 ends at 448).
+      does not (in a bf16 cache only: the largest number of e4m3 is 448).
     - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
 
     Adversarial operands differ from those of the same seeds in these points:
     - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and
-      subtracts 120 from those of another fourth: softmax without its maximum overflows, one that starts from
-      a maximum of 0 underflows, and a masked token of score 0 has all the weight.
+      subtracts 120 from those of another fourth: a softmax that subtracts no maximum overflows, one whose
+      maximum starts at 0 underflows, and a masked token of score 0 gets all the weight.
     - Tokens at the edges of the second page, the last page and the second half are landmarks too.
-    - No head is peaked on an FP8 cache: a row's largest weight, 1, has no error, and where it is most of the
-      sum nothing shows how the others are rounded.
-    - There are so many small pages that their numbers exceed 16 bits.
-    """
+    - No head is peaked on an FP8 cache: a row's largest weight, which is 1 before the division by the sum,
+      has no error, and where it is most of the sum nothing shows how the others are rounded.
+    - Small pages are so many that their numbers exceed 16 bits."""
     lengths_seed = seeds.stationary if seeds.lengths is None else seeds.lengths
     lengths = sizes.lengths(lengths_seed)
-    bytes_of_many = PAGES * sizes.page * WIDTH * BYTES[sizes.kv]
-    has_many = seeds.adversarial and bytes_of_many <= MOST_BYTES_OF_MANY
-    operands = empty(sizes, lengths, device, PAGES if has_many else 0)
+    bytes_of_many_pages = MANY_PAGES * sizes.page * WIDTH * BYTES[sizes.kv]
+    has_many_pages = seeds.adversarial and bytes_of_many_pages <= MOST_BYTES_OF_MANY_PAGES
+    operands = empty(sizes, lengths, device, MANY_PAGES if has_many_pages else 0)
     operands.page_table.copy_(_page_table(operands, random.Random(seeds.stationary)))
 
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
@@ -255,17 +264,17 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     operands.kv = kv
     draw_normal(q, generator)
     draw_normal(kv, generator)
-    # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
-    sharpest = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
-    sharpness = torch.logspace(-2.5, sharpest, sizes.heads, base=2.0, device=device)
+    # scale * q.kv has the standard deviation sqrt(576/192) = 1.73 for normal q and kv.
+    sharpest_log2 = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
+    sharpness = torch.logspace(-2.5, sharpest_log2, sizes.heads, base=2.0, device=device)
     q *= sharpness[torch.randperm(sizes.heads, generator=generator, device=device)][:, None]
     direction = torch.empty(sizes.batch, ROPE, device=device)
     draw_normal(direction, generator)
     if seeds.adversarial:
-        direction[:, CONSTANT - LATENT] = 0.0
+        direction[:, SHIFTING_CHANNEL - LATENT] = 0.0
     _add_landmarks(operands, direction, seeds.adversarial)
     if seeds.adversarial:
-        shift_scores(operands.packed, kv, [CONSTANT], of_keys=8.0)
+        shift_scores(operands.packed, kv, [SHIFTING_CHANNEL], of_keys=8.0)
     if sizes.kv == "bf16":
         channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
         q[..., channels] *= 2.0**-17
@@ -278,16 +287,17 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     return operands
 
 
-def _page_table(operands: MlaDecodeOperands, chance: random.Random) -> torch.Tensor:
-    """Deals the pages of the cache to the sequences at random. The first page of the deal pads the table."""
+def _page_table(operands: MlaDecodeOperands, generator: random.Random) -> torch.Tensor:
+    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1]. The first page
+    of the shuffled ones pads the table."""
     pages = list(range(len(operands.kv)))
-    chance.shuffle(pages)
+    generator.shuffle(pages)
     padding = pages[0]
     dealt = 1
     width = operands.page_table.shape[1]
     table = []
     for length in operands.host_lengths:
-        count = -(-length // operands.page)
+        count = math.ceil(length / operands.page)
         table.append(pages[dealt : dealt + count] + [padding] * (width - count))
         dealt += count
     return torch.tensor(table)
@@ -296,10 +306,11 @@ def _page_table(operands: MlaDecodeOperands, chance: random.Random) -> torch.Ten
 def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversarial: bool) -> None:
     """Makes every other head attend to the landmarks of each sequence.
 
-    direction: [batch, 64], normalised to u, in the rope part, which is in the scores and not in the values.
-    Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row becomes 0, and any other row
-    so far below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
-    """
+    It uses a direction of the rope part, which is in the scores and not in the values. Along it q becomes 4
+    in the even heads and 0 in the odd ones, a landmark becomes 0, and any other row so far below 0 that it
+    scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
+
+    direction: [batch, 64] of any length"""
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
     unit_of_rows = unit[:, None, None, :]
@@ -310,10 +321,10 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
         u = unit[sequence]
         slots = operands.token_slots(sequence)
         distance = max(0.0, math.log(length / 16)) / operands.scale / 4.0
-        below = torch.full((length,), distance, device=u.device)
+        below_0 = torch.full((length,), distance, device=u.device)
         landmarks = [0, *range(length - operands.sizes.q, length)]
         if adversarial:
             landmarks += edges(length, operands.page)
-        below[landmarks] = 0.0
+        below_0[landmarks] = 0.0
         rope = flat[slots, LATENT:].float()
-        flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)
+        flat[slots, LATENT:] = (rope - (rope @ u + below_0)[:, None] * u).to(flat.dtype)

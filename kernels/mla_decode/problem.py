@@ -2,11 +2,10 @@
 
     out[b, t, h] = softmax_j(scale * q[b, t, h] . kv[j]) . kv[j, :512]     j = 0 .. length - q + t
 
-q is 1 where a step makes one token a sequence, and 1 + draft tokens where it verifies drafts. The cache holds
-these q tokens too. All heads of a rank share one cached row of 576 = 512 latent + 64 rope per token; the
-value is the latent part. scale = 1/sqrt(192), of the 128 + 64 wide query-key product before absorption
-(DeepSeek-V3 technical report, section 2.1.1).
-"""
+q is 1 where a step makes one token of each sequence, and 1 + draft tokens where it verifies drafts. The cache
+holds these q tokens too. All heads of a rank share one cached row of 576 = 512 latent + 64 rope values per
+token; the latent part is also the value. scale = 1/sqrt(192), because queries and keys are 128 + 64 wide
+before absorption (DeepSeek-V3 technical report, section 2.1.1)."""
 
 from __future__ import annotations
 
@@ -16,15 +15,7 @@ from typing import ClassVar
 from kernels import attention
 from kernels.formats import fp8_format, rounding_deviation
 from kernels.lazy import torch
-from kernels.mla_decode.operands import (
-    LATENT,
-    SPARE_PAGES,
-    WIDTH,
-    MlaDecodeOperands,
-    MlaDecodeSizes,
-    empty,
-    generate,
-)
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, empty, generate
 from kernels.op import Op, Reference, Tolerance, Work, affordable, spread
 
 
@@ -32,13 +23,12 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     """The reference in fp64, one sequence at a time. Above `max_flops` or MOST_ELEMENTS it takes the
     shortest, the longest, the first and the last sequence and then others at even distances, as many as fit.
 
-    sigma_fp8 is that of a call that rounds q and the softmax weights to FP8. The root mean square error of a
-    weight is 2^-4 / sqrt(3) of itself. An error d of q (formats.rounding_deviation) changes score j of the
-    head by d . kv_j, and so the output by d . C to first order, where C = sum_j p_j kv_j (v_j - out) is the
-    covariance under the weights. d is doubled, because two tokens that share the weight give a row errors
-    that are multiples of one normally distributed number, which reaches 5 standard deviations in millions of
-    rows. First order holds for scores that deviate by up to 8, not by 60.
-    """
+    sigma_fp8 is the sigma of a call that rounds q and the softmax weights to FP8. The root mean square error
+    of a weight is 2^-4 / sqrt(3) of the weight. An error d of q (formats.rounding_deviation) changes score j
+    of the head by d . kv_j, and so the output by d . C to first order, where C = sum_j p_j kv_j (v_j - out)
+    is the covariance under the weights. d is doubled: where two tokens share all the weight, the errors of a
+    row are multiples of one normally distributed number, which reaches 5 standard deviations in millions of
+    rows. First order holds for scores whose standard deviation is up to 8, not for 60."""
     o = operands
     rows = _sampled_rows(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if rows is None else rows
@@ -47,22 +37,22 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     for i, sequence in enumerate(sequences):
         for target, result in zip(results, _attend(o, sequence), strict=True):
             target[i] = result.view_as(target[i])
-    value, sigma, *of_fp8 = results
-    return Reference(value, sigma, rows, *of_fp8)
+    value, sigma, *sigma_fp8_and_even = results  # the latter on an FP8 cache alone
+    return Reference(value, sigma, rows, *sigma_fp8_and_even)
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
-    """Value, sigma and, on an FP8 cache, sigma_fp8 of a sequence, [q * heads, 512] each, and even [q *
-    heads]."""
+    """What a Reference holds of a sequence: value and sigma [q * heads, 512], and on an FP8 cache sigma_fp8
+    [q * heads, 512] and even [q * heads]."""
     q = o.q[sequence].flatten(0, 1)
     kv = o.kv.view(-1, WIDTH)[o.token_slots(sequence)].double() * o.kv_scale
     v = attention.with_squares(kv[:, :LATENT])
     scores = q.double() @ kv.T * o.scale
     hidden = o.hidden(len(kv))
-    seen = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-    p = seen.softmax(-1)
+    masked = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+    p = masked.softmax(-1)
     value = p @ v[:, :LATENT]
-    # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
+    # The fp32 sum of 576 products that makes a score s errs by about sqrt(576) 2^-24 |s|.
     relative = attention.UNIT + 24 * 2.0**-24 * scores.abs()
     variance = attention.rounding_variance(p * relative, v, value) + attention.output_variance(v, value)
     if not o.is_fp8:
@@ -72,40 +62,42 @@ def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
     v = v.float()
     p = p.float()
     out = value.float()
-    deviation = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
+    q_variance = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
     of_weights, common = attention.fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
     of_q = []
     for row in range(len(p)):
-        moved = p[row, :, None] * (v[:, :LATENT] - out[row])
-        of_q.append(through_scores(deviation[row], kv, moved))
+        weighted = p[row, :, None] * (v[:, :LATENT] - out[row])
+        of_q.append(through_scores(q_variance[row], kv, weighted))
     independent = of_weights + torch.stack(of_q)
     sigma_fp8 = (variance + independent + common).sqrt()
     return value, variance.sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
 def _sampled_rows(o: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
+    """The sequences that the reference computes, ascending; None for all. The first dimension of the output
+    counts sequences, so that they are its rows here."""
     lengths = o.host_lengths
-    rows = o.q[0, ..., 0].numel()  # of a sequence: query tokens * heads
+    query_rows = o.q.shape[1] * o.heads  # of a sequence
 
     def flops(sequence: int) -> float:
-        """On an FP8 cache `through_scores` takes most of them."""
-        squares = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
-        return 2.0 * rows * lengths[sequence] * (WIDTH + LATENT + squares)
+        # On an FP8 cache `through_scores` takes most of them.
+        of_q_variance = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
+        return 2.0 * query_rows * lengths[sequence] * (WIDTH + LATENT + of_q_variance)
 
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, len(lengths) - 1]
-    return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, rows * LATENT)
+    return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, query_rows * LATENT)
 
 
-def through_scores(deviation: torch.Tensor, kv: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """sum_i deviation_i (sum_t kv_ti moved_tj)^2 of a query row, [512]. It sums over tokens or over kv's
-    columns first, whichever is less work.
+def through_scores(q_variance: torch.Tensor, kv: torch.Tensor, weighted: torch.Tensor) -> torch.Tensor:
+    """The variance of a query row's output [512] that errors of q cause: in column j
+    sum_i q_variance_i (sum_t kv_ti weighted_tj)^2. It sums over the tokens t or over the columns i first,
+    whichever is less work.
 
-    deviation: [576]; kv: [tokens, 576]; moved: [tokens, 512], fp32
-    """
+    q_variance: of scale * q, [576]; kv: [tokens, 576]; weighted: p_t (v_t - out), [tokens, 512]; all fp32"""
     tokens, width = kv.shape
-    if tokens * (width + moved.shape[1]) > width * moved.shape[1]:
-        return deviation @ (kv.T @ moved).square_()
-    return (moved * ((kv * deviation @ kv.T) @ moved)).sum(0).clamp_(min=0)
+    if tokens * (width + weighted.shape[1]) > width * weighted.shape[1]:
+        return q_variance @ (kv.T @ weighted).square_()
+    return (weighted * ((kv * q_variance @ kv.T) @ weighted)).sum(0).clamp_(min=0)
 
 
 class MlaDecode(Op):
@@ -121,14 +113,14 @@ class MlaDecode(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
-        """Each cached row, q and out are moved once. On an FP8 cache a kernel may round q and the softmax
-        weights to FP8, so that FP8 products bound it."""
-        flops = 2.0 * sizes.scored * sizes.heads * (WIDTH + LATENT)
+        """The rows of the cache, q and the output are moved once. On an FP8 cache a kernel may round q and
+        the softmax weights to FP8, so that the peak rate of FP8 products bounds it."""
+        flops = 2.0 * sizes.pairs * sizes.heads * (WIDTH + LATENT)
         moved = sizes.tokens * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
 
     def operand_bytes(self, sizes: MlaDecodeSizes) -> int:
-        slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
+        slots = sizes.cache_pages * sizes.page
         return slots * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * WIDTH * 2
 
     def output_shape(self, sizes: MlaDecodeSizes) -> tuple[int, ...]:
@@ -138,10 +130,10 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * attention.BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results in fp64; for the longest sequence the cache, values and their squares in fp64, and
-        weights."""
-        of_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
-        return 3 * 4 * self.output_bytes(sizes) + max(sizes.lengths()) * of_token
+        """Three results; for each token of the longest sequence its row of the cache, its value and the
+        squares of that, and 8 numbers for each query row. All are fp64."""
+        bytes_per_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
+        return 3 * 8 * math.prod(self.output_shape(sizes)) + max(sizes.lengths()) * bytes_per_token
 
     def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
         return empty(sizes, sizes.lengths(), device)
@@ -149,14 +141,15 @@ class MlaDecode(Op):
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
         """The worst rows of 200 random cases, in sigma: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with
         bf16 partial results too, 1.75 where weights are rounded after they were normalised
-        (tests/kernels/mla_decode/right_arithmetic.py). 2 passes those and nothing coarser: weights in fp8
-        reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single elements of millions
-        reach 4 to 5 times their row's error.
+        (tests/kernels/mla_decode/right_arithmetic.py). A limit of 2 passes those and nothing coarser: weights
+        in fp8 reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single elements
+        among millions reach 4 to 5 times their row's error.
 
-        Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit. Over all even
-        rows right calls err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more,
-        and truncated weights make the output 3 percent low (mistakes.py).
+        In sigma_fp8, the worst rows of right calls reach 1.3, and those of a call that loses the last page 4
+        times the limit. Over all even rows right calls err by 0.56 at most, and their outputs are up to 0.6
+        percent too large or too small; calls with e5m2 in place of e4m3 err by 0.63 or more, and truncated
+        weights make the output 3 percent too small (mistakes.py).
 
         With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
-        8 to 12 even rows, of one short sequence; over those right calls err by up to 0.655."""
+        8 to 12 even rows, of one short sequence; over these right calls err by up to 0.655."""
         return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62 if sizes.q == 1 else 0.66)

@@ -17,8 +17,11 @@ class Entry:
     line: int
     """The entry's line in the file, from 1; 0 if unknown."""
     key: str
+    """By what the library finds it, as a text: for AITER's GEMM `gfx942,304,64,2112,7168`."""
     m: int
+    """The number of rows that it is for."""
     kernel: str
+    """What it makes the library run: the kernel's name or its configuration."""
     us: float | None = None
     """The microseconds that the tuner recorded; None where the table has no times."""
 
@@ -48,4 +51,5 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         text = f"{place}: {self.text}"
-        return "".join(each if each.isprintable() else "?" for each in text)  # a cell may hold a line break
+        # A cell of a table, which the text may quote, may hold a line break.
+        return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,9 +1,9 @@
 """What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and
 what is wrong with the tables.
 
-Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs` of commit
-e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key of MoE,
-and in what a merge does with gfx and with equal keys. `older` finds them, and a problem says so.
+Sources: `get_CKGEMM_config` of `aiter/ops/gemm_op_a8w8.py` and `get_2stage_cfgs` of `aiter/fused_moe.py`, at
+commit e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key
+of MoE, and in what a merge does with gfx and with equal keys. `older` recognises them, and a problem says so.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
 
 MOE_TIERS = (32768, 131072)
-"""From the first of these on, tokens are rounded down to one of these in the key of MoE. Below, they are
+"""The key of MoE has a number of tokens of at least 32768 rounded down to one of these. Smaller numbers are
 rounded up to a power of two."""
 
-PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
+PEAK_PER_UNIT = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU, by AMD's data sheets of MI300X and MI355X."""
 
 DEFAULTS = {
@@ -56,6 +56,7 @@ INSTANCES = {
 """By family, the file in csrc/ that lists its CK kernels, and how their names begin."""
 
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
+"""A line of such a file, `7: KernelInstance(256, 1, ...),`. The group is the arguments."""
 
 
 class AiterTables:
@@ -69,7 +70,7 @@ class AiterTables:
         self.asked: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
         """By family, the shapes that were looked up."""
         self._missed: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
-        """By family, what was looked up in vain, as (*shape, M)."""
+        """By family, the look-ups that found no row, as (*shape, M)."""
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def table(self, family: Family) -> Table:
@@ -82,12 +83,9 @@ class AiterTables:
         if (family, target) not in self._shapes:
             shapes: Shapes = defaultdict(lambda: defaultdict(list))
             table = self.table(family)
-            for row in () if table.dead else table.rows(target.arch):
-                if (
-                    row.units == target.units
-                    and row.is_block_fp8(fp8_of(target.arch))
-                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
-                ):
+            for row in [] if table.dead else table.rows(target.arch):
+                is_whole = all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
+                if is_whole and row.units == target.units and row.is_block_fp8(fp8_of(target.arch)):
                     shapes[row.shape][int(row.m)].append(row)
             self._shapes[family, target] = shapes
         return self._shapes[family, target]
@@ -96,18 +94,20 @@ class AiterTables:
         """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or, with a preshuffled w,
         as `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
-        table, tried = self.table(family), padded(m, n)
-        row, missed = self._row(family, target, (n, k), tried, tried)
+        table = self.table(family)
+        ms = padded(m, n)
+        row, why = self._row(family, target, (n, k), ms, ms)
         if row is None:
-            return Found(table.title, None, f"CK {DEFAULTS[family]}", missed)
-        hit = int(row.m)
+            return Found(table.title, None, f"CK {DEFAULTS[family]}", why)
+        row_m = int(row.m)
         name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
         kernel = f"{row.cell('libtype')} {name}".strip()
         if split := row.cell("splitK"):
             kernel += f", splitK {split}"
-        key = f"{target.units},{hit},{n},{k}"
-        key = f"{target.arch},{key}" if table.has_gfx else key
-        return self._found(table, row, key, kernel, m, self._doubts(row, family, target, 2 * hit * n * k))
+        key = f"{target.units},{row_m},{n},{k}"
+        if table.has_gfx:
+            key = f"{target.arch},{key}"
+        return self._found(table, row, key, kernel, m, self._doubts(row, family, target, 2 * row_m * n * k))
 
     def moe(
         self,
@@ -125,89 +125,100 @@ class AiterTables:
         columns: how many columns topk_ids has
         mask:    whether an expert_mask is passed, as with EP
         """
-        table, topk, token = self.table(MOE), columns - int(mask), padded_tokens(tokens)
+        table = self.table(MOE)
+        topk = columns - 1 if mask else columns  # as AITER counts them
+        padded_m = padded_tokens(tokens)
         shape = (hidden, inter, experts, topk)
-        tiers = [tier for tier in reversed(MOE_TIERS) if tier < token]
-        default = self._moe_default(target, token, shape)
-        row, missed = self._row(MOE, target, shape, [token, *tiers], [token])
+        smaller_tiers = [tier for tier in reversed(MOE_TIERS) if tier < padded_m]
+        default = self._moe_default(target, padded_m, shape)
+        row, why = self._row(MOE, target, shape, [padded_m, *smaller_tiers], [padded_m])
         if row is None:
-            return Found(table.title, None, default, missed)
+            return Found(table.title, None, default, why)
         if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
-            self._missed[MOE].add((*shape, token))
+            self._missed[MOE].add((*shape, padded_m))
             note = f"AITER_BYPASS_TUNE_CONFIG: {row.file}:{row.line} is not used"
             return Found(table.title, None, default, (note,))
-        hit, fp8 = int(row.m), fp8_of(target.arch).removeprefix("torch.")
-        key = ",".join(map(str, (target.arch, target.units, hit, *shape, fp8)))
-        notes = [*self._doubts(row, MOE, target, 6 * hit * topk * hidden * inter)]
-        if row.texts[0] != "ActivationType.Silu":
+        row_m, fp8 = int(row.m), fp8_of(target.arch).removeprefix("torch.")
+        key = ",".join(map(str, (target.arch, target.units, row_m, *shape, fp8)))
+        notes = list(self._doubts(row, MOE, target, 6 * row_m * topk * hidden * inter))
+        if row.cell("act_type") != "ActivationType.Silu":
             act = row.cell("act_type").removeprefix("ActivationType.")
             notes.append(f"a row of {act} is used: AITER does not compare act_type, and this row comes first")
         return self._found(table, row, key, _moe_kernel(row), tokens, notes)
 
     def _row(
-        self, family: Family, target: Target, shape: tuple[int, ...], tried: list[int], said: list[int]
+        self, family: Family, target: Target, shape: tuple[int, ...], ms: list[int], named_ms: list[int]
     ) -> tuple[Row | None, tuple[str, ...]]:
-        """The row that AITER finds, or None and why it finds none, if there are rows that seem to match.
+        """The row that AITER finds; or None, and a reason where there are rows that seem to match.
 
-        tried: the M that are looked up, in order; said: those that a miss names
+        ms:       the M that are looked up, in order
+        named_ms: the M that the reason of a miss names
         """
-        table = self.table(family)
         self.asked[family].add(shape)
         by_m = self.by_shape(family, target).get(shape, {})
-        if hit := [m for m in tried if by_m.get(m)]:
-            return by_m[hit[0]][0], ()
-        self._missed[family].add((*shape, tried[0]))
+        for m in ms:
+            if by_m.get(m):
+                return by_m[m][0], ()
+        self._missed[family].add((*shape, ms[0]))
+        why = self._why_missed(family, target, shape, named_ms)
+        return None, (why,) if why else ()
+
+    def _why_missed(self, family: Family, target: Target, shape: tuple[int, ...], named_ms: list[int]) -> str:
+        """Why no row of a shape was found; empty where there is no row that seems to match."""
+        table = self.table(family)
         if table.raises or table.dead:
-            return None, (table.raises or table.dead,)
+            return table.raises or table.dead
+        by_m = self.by_shape(family, target).get(shape, {})
         if by_m:
             rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
-            return None, (f"the shape has {rows}, none for {', '.join(map(str, said))}",)
-        others = {
-            f"{row.units:g}"
-            for row in table.rows(target.arch)
-            if row.units != target.units and row.shape == shape and row.is_block_fp8(fp8_of(target.arch))
-        }
-        if others:
-            return None, (f"the shape has rows for {', '.join(sorted(others))} CUs, not {target.units}",)
-        if keys := {other[2:] for other in self.by_shape(family, target) if other[:2] == shape[:2]}:
-            rows = ", ".join(f"{experts:g} experts with topk {topk:g}" for experts, topk in sorted(keys))
-            return None, (f"there are rows for {rows}, not {shape[2]} with {shape[3]}",)
-        return None, ()
+            return f"the shape has {rows}, none for {', '.join(map(str, named_ms))}"
+        other_units = set()
+        for row in table.rows(target.arch):
+            if row.shape == shape and row.is_block_fp8(fp8_of(target.arch)) and row.units != target.units:
+                other_units.add(f"{row.units:g}")
+        if other_units:
+            return f"the shape has rows for {', '.join(sorted(other_units))} CUs, not {target.units}"
+        same_sizes = {other for other in self.by_shape(family, target) if other[:2] == shape[:2]}
+        if same_sizes:  # of MoE: a shape of GEMM has only two sizes
+            pairs = [f"{experts:g} experts with topk {topk:g}" for _, _, experts, topk in sorted(same_sizes)]
+            return f"there are rows for {', '.join(pairs)}, not {shape[2]} with {shape[3]}"
+        return ""
 
     def _found(
-        self, table: Table, row: Row, key: str, kernel: str, asked: int, notes: Iterable[str]
+        self, table: Table, row: Row, key: str, kernel: str, call_m: int, notes: Iterable[str]
     ) -> Found:
-        """asked: the number of rows of the call"""
-        hit = int(row.m)
-        if hit < asked:
-            notes = [*notes, f"tuned for {hit} rows, asked for {asked}"]
+        """A hit. call_m: the number of rows of the call"""
+        row_m = int(row.m)
+        if row_m < call_m:
+            notes = [*notes, f"tuned for {row_m} rows, asked for {call_m}"]
         notes = tuple(filter(None, (*notes, table.raises)))
-        return Found(table.title, Entry(row.file, row.line, key, hit, kernel, row.us), notes=notes)
+        return Found(table.title, Entry(row.file, row.line, key, row_m, kernel, row.us), notes=notes)
 
     def _doubts(self, row: Row, family: Family, target: Target, flops: int) -> Iterator[str]:
         """What is doubtful about a row: it is cut short, or its time cannot be that of its M. flops: those of
-        the call at its M"""
+        a call at its M"""
         if row.truncated:
             yield "the row's line is cut short: AITER reads the missing cells as nan"
-        us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units
         if "us" not in row.cells:
             return
-        if not us or us <= 0:
+        us = row.us
+        if us is None or us <= 0:
             yield "the row has no time"
             return
-        rate = flops / us / 1e6
-        if peak and rate > peak:
-            yield f"{us:g} us would be {rate:.0f} TFLOP/s, above the peak of {peak:.0f}"
+        tflops_per_s = flops / us / 1e6
+        peak = PEAK_PER_UNIT.get(target.arch, 0.0) * target.units
+        if peak and tflops_per_s > peak:
+            yield f"{us:g} us would be {tflops_per_s:.0f} TFLOP/s, above the peak of {peak:.0f}"
         by_m = self.by_shape(family, target)[row.shape]
-        places = sorted(by_m)
-        here = places.index(int(row.m))
-        beside = [*places[max(0, here - 1) : here], *places[here + 1 : here + 2]]
-        if any(other.us == us and other.texts == row.texts for near in beside for other in by_m[near]):
+        ms = sorted(by_m)
+        index = ms.index(int(row.m))
+        neighbours = [other for m in ms[max(0, index - 1) : index + 2] if m != row.m for other in by_m[m]]
+        if any(other.us == us and other.texts == row.texts for other in neighbours):
             yield f"{us:g} us is in the next row, too: a copied time"
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for this GPU, one problem for each kind and file. Only what concerns
-        the shapes that were looked up counts."""
+        """What is wrong with the tables for this GPU, one problem for each kind and file. Only the shapes
+        that were looked up count."""
         found = []
         if reason := older(self.files):
             found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
@@ -225,40 +236,49 @@ class AiterTables:
                 if row.shape in asked and row.m.is_integer():
                     by_file[row.file].append(row)
             for file, rows in by_file.items():
-                for text, bad in _dead(self, family, target, rows):
+                for text, bad in _faults(self, family, target, rows):
                     found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
         return found + self.triton.problems(target)
 
-    def _moe_default(self, target: Target, token: int, shape: tuple[int, int, int, int]) -> str:
-        if token > 32 and shape[1] % 128 == 0:
+    def _moe_default(self, target: Target, padded_m: int, shape: tuple[int, int, int, int]) -> str:
+        """What `fused_moe` runs for a shape without a row."""
+        _, inter, _, _ = shape
+        if padded_m > 32 and inter % 128 == 0:
             return "1stage asm chosen by get_heuristic_kernel, block_m 32"
-        block_m, split = 64 if token > 32 else 16, self._split(target.units, token, *shape)
+        block_m = 64 if padded_m > 32 else 16
+        split = self._split(target.units, padded_m, *shape)
         return f"2stage CK chosen by moe_stage1/2_heuristic_dispatch, block_m {block_m}, ksplit {split}"
 
-    def _split(self, units: int, token: int, hidden: int, inter: int, experts: int, topk: int) -> int:
+    def _split(self, units: int, padded_m: int, hidden: int, inter: int, experts: int, topk: int) -> int:
         """Into how many parts `get_ksplit` of `aiter/fused_moe.py` splits hidden; 0 for no split."""
         forced = self.environment.get("AITER_KSPLIT", "0").strip()
         if forced.lstrip("-").isdecimal() and int(forced):
             return int(forced)
-        tiles = token * topk * -(-inter // 128)
-        if not tiles or token * topk > experts or tiles >= units:
+        tiles = padded_m * topk * -(-inter // 128)
+        if tiles == 0 or tiles >= units or padded_m * topk > experts:
             return 0
-        splits = range(-(-units // tiles), 1, -1)
-        return next((split for split in splits if hidden % split == 0 and hidden // split % 256 == 0), 0)
+        for split in range(-(-units // tiles), 1, -1):
+            if hidden % split == 0 and hidden // split % 256 == 0:
+                return split
+        return 0
 
     def untuned(self, target: Target) -> dict[str, str]:
-        """CSV files of the shapes that were missed, by name, as AITER's tuners read them. GEMM has the exact
-        M, which AITER looks for first; MoE has tokens as padded and topk as looked up, as no look-up would
-        find anything else."""
+        """CSV files of the shapes that were missed, by name, as AITER's tuners read them.
+
+        For GEMM they have the exact M, which AITER looks for first. For MoE they have the padded number of
+        tokens and the topk of the look-up, because AITER looks for nothing else.
+        """
         fp8, texts = fp8_of(target.arch), {}
         for family, missed in self._missed.items():
-            columns, rest = family.numbers[1:4], ""
+            _, *columns = family.numbers  # without the number of CUs
+            constants: tuple[str, ...] = ()
             if family is MOE:
-                columns = (*MOE.numbers[1:6], *MOE.texts, *MOE.numbers[6:])
-                rest = f",ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
-            lines = [f"{','.join(map(str, (row[-1], *row[:-1])))}{rest}" for row in sorted(missed)]
-            name = PurePosixPath(family.untuned).name
-            texts[name] = "".join(f"{line}\n" for line in (",".join(columns), *lines))
+                columns = [*MOE.numbers[1:6], *MOE.texts, *MOE.numbers[6:]]
+                act_and_types = ("ActivationType.Silu", "torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
+                constants = (*act_and_types, "1", "0")
+            lines = [",".join(columns)]
+            lines += [",".join(map(str, (m, *shape, *constants))) for *shape, m in sorted(missed)]
+            texts[PurePosixPath(family.untuned).name] = "\n".join(lines) + "\n"
         return texts
 
 
@@ -270,9 +290,10 @@ def fp8_of(arch: str) -> str:
 def padded(m: int, n: int) -> list[int]:
     """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM` of
     csrc/py_itfs_cu/gemm_common.cu)."""
-    step = next((step for most, step in ((256, 16), (1024, 32), (4096, 64)) if m <= most), 128)
+    step = next((step for largest_m, step in ((256, 16), (1024, 32), (4096, 64)) if m <= largest_m), 128)
+    fine = -(-m // step) * step
     coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
-    return list(dict.fromkeys((m, -(-m // step) * step, coarse)))
+    return list(dict.fromkeys((m, fine, coarse)))
 
 
 def padded_tokens(tokens: int) -> int:
@@ -286,8 +307,8 @@ def power_of_two(m: int) -> int:
 
 
 def older(files: Files) -> str:
-    """Says that the look-ups of this copy may be others than those here; empty where its source has them, and
-    for the recorded extracts."""
+    """Says that this copy of AITER may look up in another way than this module; empty where its source does
+    not, and for the recorded extracts."""
     if files.path.parent == RECORDED:
         return ""
     texts = {}
@@ -316,24 +337,25 @@ def _moe_kernel(row: Row) -> str:
 # What is wrong with the tables
 
 
-def _dead(
+def _faults(
     tables: AiterTables, family: Family, target: Target, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with the rows of a file: texts, each with the rows that it is about."""
     arch, tuned = target.arch, tables.by_shape(family, target)
-    others = [
+    of_other_units = [
         row
         for row in rows
         if row.units != target.units and row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
     ]
-    if others:
-        shapes = {row.shape for row in others}
+    if of_other_units:
+        shapes = {row.shape for row in of_other_units}
         many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
-        yield f"for {others[0].units:g} CUs, of {many} without rows for {target.units}", others
+        units = f"{of_other_units[0].units:g}"
+        yield f"for {units} CUs, of {many} without rows for {target.units}", of_other_units
     if family is MOE:
-        (other,) = {fp8_of("gfx942"), fp8_of("gfx950")} - {fp8_of(arch)}
-        if bad := [row for row in rows if other in row.texts[2:4]]:
-            yield f"of {other}, which {arch} never looks up", bad
+        (other_fp8,) = {fp8_of("gfx942"), fp8_of("gfx950")} - {fp8_of(arch)}
+        if bad := [row for row in rows if other_fp8 in (row.cell("q_dtype_a"), row.cell("q_dtype_w"))]:
+            yield f"of {other_fp8}, which {arch} never looks up", bad
         if bad := [row for row in rows if padded_tokens(int(row.m)) != row.m]:
             yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
     if family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
@@ -345,27 +367,31 @@ def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
     """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
-    these are not known here."""
-    assembled = _assembled(
-        files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
-    )
-    built = set() if family is MOE else _built(files, family)
+    their lists are not read here."""
+    if family is MOE:
+        columns, folders = ["kernelName1", "kernelName2"], ["fmoe/*", "fmoe_2stages"]
+        ck_names = set[str]()
+    else:
+        columns, folders = ["kernelName"], ["fp8gemm_blockscale"]
+        ck_names = _ck_names(files, family)
+    assembly_names = _assembly_names(files, arch, folders)
     bad = []
     for row in rows:
-        for column in ("kernelName1", "kernelName2") if family is MOE else ("kernelName",):
+        for column in columns:
             name, known = row.cell(column), set[str]()
             if name.startswith("_ZN"):
-                known = assembled
+                known = assembly_names
             elif row.cell("libtype") == "ck":
-                known = built
+                known = ck_names
             if name and known and name not in known and not row.truncated:
                 bad.append((row, name))
     if bad:
-        yield f"of kernel {bad[0][1]}, which this AITER does not have", [row for row, _ in bad]
+        _, first_name = bad[0]
+        yield f"of kernel {first_name}, which this AITER does not have", [row for row, _ in bad]
 
 
-def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
-    """The names of the assembly kernels; empty where their lists are missing."""
+def _assembly_names(files: Files, arch: str, folders: list[str]) -> set[str]:
+    """The names of the assembly kernels; empty where their lists are missing. folders: those of the lists"""
     names = set()
     for root in ("hsa", "aiter_meta/hsa"):
         for folder in folders:
@@ -378,32 +404,32 @@ def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
     return names
 
 
-def _built(files: Files, family: Family) -> set[str]:
+def _ck_names(files: Files, family: Family) -> set[str]:
     """The names of a family's CK kernels; empty where their list is missing or cannot be read."""
     file, prefix = INSTANCES[family.name]
     names = set()
     for root in ("csrc", "aiter_meta/csrc"):
         try:
             text = files.text(f"{root}/{file}") if files.has(f"{root}/{file}") else ""
-            for call in INSTANCE.findall(text):
-                names.add(_instance(prefix, ast.literal_eval(f"({call})")))
+            for arguments in INSTANCE.findall(text):
+                names.add(_instance_name(prefix, ast.literal_eval(f"({arguments})")))
         except (TableError, ValueError, SyntaxError, IndexError):
             return set()
     return names
 
 
-def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
-    """The name of a kernel, as `KernelInstance.name` makes it from the fields. Names of preshuffled kernels
-    leave out the waves."""
-    waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
-    groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
-    lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
+def _instance_name(prefix: str, fields: tuple[object, ...]) -> str:
+    """The name of a kernel as `KernelInstance.name` makes it from its fields, in the order of that property.
+    Names of preshuffled kernels leave out fields 11 and 12, the waves."""
+    waves = () if "bpreshuffle" in prefix else (fields[11:13],)
+    groups = (fields[1:4], (fields[0], *fields[4:7]), fields[7:9], fields[9:11], *waves)
+    lists = (fields[13], fields[14], fields[17], fields[18], fields[15:17])
     parts = ["x".join(map(str, group)) for group in (*groups, *lists)]
-    return "_".join((prefix, *parts, str(sizes[19]).lower(), f"v{sizes[20]}"))
+    return "_".join((prefix, *parts, str(fields[19]).lower(), f"v{fields[20]}"))
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no family reads."""
+    """Files of model_configs/ that AITER never reads, because of their names."""
     try:
         core = files.text("aiter/jit/core.py")
     except TableError:

@@ -5,6 +5,7 @@ Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import io
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 CONFIGS = "aiter/configs"
+"""The folder of the tables."""
 LINE = "_line"
-"""A column of the recorded extracts: the line that a row has in AITER's own file."""
+"""A column of the recorded extracts: the line that a row has in AITER's own file. Other files get it when
+they are read."""
 SHORT = "_short"
+"""A column that files get when they are read: whether a row has too few cells."""
 
 GFX_OF_UNITS: Mapping[float, str] = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """The gfx that AITER gives a row without one (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
@@ -72,7 +76,7 @@ def packaged(files: Files, family: Family) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A row of a table."""
+    """A row of a table. Rows are equal only if they are the same object."""
 
     family: Family
     file: str
@@ -86,10 +90,12 @@ class Row:
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
+        """The texts of the columns `Family.texts`."""
         return tuple(map(self.cell, self.family.texts))
 
     @property
     def units(self) -> float:
+        """The number of CUs of the GPU that it is for."""
         return self.numbers[0]
 
     @property
@@ -110,10 +116,16 @@ class Row:
         return GFX_OF_UNITS.get(self.units) if gfx in ("", "0") else gfx
 
     def is_block_fp8(self, fp8: str) -> bool:
-        """Whether the rest of the key, without act_type, is that of block FP8, as always for GEMM."""
-        return not self.texts or (
-            self.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
-            and self.numbers[6:] == (1, 0)
+        """Whether it is for block FP8, of whatever act_type. All rows of GEMM are. fp8: the dtype, such as
+        `torch.float8_e4m3fn`"""
+        if self.family is not MOE:
+            return True
+        _, *dtypes_and_type = self.texts
+        use_g1u1, doweight_stage1 = self.numbers[6:]
+        return (
+            dtypes_and_type == ["torch.bfloat16", fp8, fp8, "QuantType.per_1x128"]
+            and use_g1u1 == 1
+            and doweight_stage1 == 0
         )
 
     def cell(self, column: str) -> str:
@@ -144,24 +156,23 @@ class _File(NamedTuple):
 
 
 def rows_here(count: int) -> str:
-    """Says how many rows a problem is about. Its line is that of the first one."""
+    """Says how many rows a problem is about, the line of which is that of the first row."""
     return "1 row" if count == 1 else f"{count} rows, the first here,"
 
 
 def _lines(text: str, count: int) -> tuple[list[int], list[bool]]:
-    """For each of `count` rows of a CSV the number of its line, and whether it has too few cells. The numbers
-    are 0 where lines and rows cannot be matched."""
-    try:
+    """For each of the `count` rows that pandas reads in a CSV, the number of its line, and whether it has
+    fewer cells than the header. Where lines and rows cannot be matched, all are 0 and False."""
+    lines = []  # the number and the count of cells of each, the header's first
+    with contextlib.suppress(csv.Error):
         reader = csv.reader(io.StringIO(text))
-        lines = []
         for cells in reader:
             if len(cells) > 1 or "".join(cells).strip(" \t"):  # pandas leaves out lines of blanks
                 lines.append((reader.line_num, len(cells)))
-    except csv.Error:
-        lines = []
     if len(lines) != count + 1:
         return [0] * count, [False] * count
-    return [number for number, _ in lines[1:]], [cells < lines[0][1] for _, cells in lines[1:]]
+    (_, columns), *rows = lines
+    return [number for number, _ in rows], [cells < columns for _, cells in rows]
 
 
 class Table:
@@ -175,59 +186,62 @@ class Table:
         """Why no look-up finds any row; empty where rows can be found."""
         self.raises = ""
         """Why AITER's first look-up raises; empty where it does not."""
-        self._given = environment.get(family.variable, "")
+        self._setting = environment.get(family.variable, "")
         in_package = packaged(files, family)
-        names = self._given.split(os.pathsep) if self._given else in_package
+        names = self._setting.split(os.pathsep) if self._setting else in_package
         self._merged = len(names) > 1
-        read = [file for name in names if (file := self._read(name))]
+        read = [file for file in map(self._read, names) if file]
         count = "1 file" if len(read) == 1 else f"{len(read)} files"
         self.title = f"{family.name} ({count})"
         """The name of the table and how many files it has, for people."""
-        if self._given:
-            text = f"replaces the {len(in_package)} files of the package by {self._given}"
-            self._say(family.variable, 0, f"{text}: to add to them, name them too")
+        if self._setting:
+            text = f"replaces the {len(in_package)} files of the package by {self._setting}"
+            self._add_problem(family.variable, 0, f"{text}: to add to them, name them too")
         self.has_gfx = any("gfx" in file.texts for file in read)
+        """Whether gfx is part of the key."""
         for column in family.numbers:
             self._check_numbers(column, [file for file in read if len(file.typed)])
         rows = [row for file in read for row in self._rows_of(file)]
-        lost = self._duplicates(rows)
+        lost = self._losers(rows)
         self._rows = [row for row in rows if row not in lost]
 
     def rows(self, arch: str) -> list[Row]:
         """The rows for an architecture, with any number of CUs, in the order of the merge."""
-        if self.family is MOE:
-            return [
-                row for row in self._rows if row.gfx in (arch, None) and row.cell("_tag") != "flydsl_fallback"
-            ]
-        return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
+        if self.family is not MOE:
+            return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
+        not_fallbacks = [row for row in self._rows if row.cell("_tag") != "flydsl_fallback"]
+        return [row for row in not_fallbacks if row.gfx in (arch, None)]
 
     def _read(self, name: str) -> _File | None:
-        """Reads a file as AITER does; None where AITER gets nothing from it."""
+        """Reads a file as AITER does; None where AITER gets nothing from it. Either way it may add
+        problems."""
         import pandas
 
-        there = Path(name).exists() if self._given else self._files.has(name)
-        if not there and self._merged:
-            self._say(name or self.family.variable, 0, "does not exist: AITER merges the other files")
+        exists = Path(name).exists() if self._setting else self._files.has(name)
+        if not exists and self._merged:
+            self._add_problem(name or self.family.variable, 0, "does not exist: AITER merges the other files")
             return None
         try:
-            text = self._files.text(Path(name) if self._given else name)
+            text = self._files.text(Path(name) if self._setting else name)
             if "\ufffd" in text:
                 raise TableError("not UTF-8")
-            typed, texts = (
-                pandas.read_csv(io.StringIO(text), dtype=dtype, low_memory=False) for dtype in (None, "str")
-            )
-        except ValueError as error:  # of pandas, or a TableError
+            typed = pandas.read_csv(io.StringIO(text), low_memory=False)
+            texts = pandas.read_csv(io.StringIO(text), dtype="str", low_memory=False)
+        except ValueError as error:  # pandas' own, or a TableError
             reason = error.reason if isinstance(error, TableError) else " ".join(str(error).split())
-            self._say_that_it_raises(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
+            self._add_error(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
             return None
-        if absent := [c for c in (*self.family.numbers, *self.family.texts) if c not in typed]:
-            self._say(name, 1, f"has no column {', '.join(absent)}: its {len(typed)} rows are never found")
+        key_columns = (*self.family.numbers, *self.family.texts)
+        if absent := [column for column in key_columns if column not in typed]:
+            lacking = f"has no column {', '.join(absent)}: its {len(typed)} rows are never found"
+            self._add_problem(name, 1, lacking)
         numbers, short = _lines(text, len(typed))
         if LINE in texts:
             numbers = pandas.to_numeric(texts[LINE], errors="coerce").fillna(0).astype(int).tolist()
         if any(short):
-            first, count = numbers[short.index(True)], sum(short)
-            self._say(name, first, f"{rows_here(count)} cut short: AITER reads the missing cells as nan")
+            first = numbers[short.index(True)]
+            cut = f"{rows_here(short.count(True))} cut short: AITER reads the missing cells as nan"
+            self._add_problem(name, first, cut)
         texts = texts.fillna("").assign(**{LINE: numbers, SHORT: short})
         # AITER fills a column that a file does not have with 0.
         return _File(name, typed.reindex(columns=self.family.numbers, fill_value=0), texts)
@@ -242,15 +256,17 @@ class Table:
 
     # Problems
 
-    def _say(self, file: str, line: int, text: str) -> None:
+    def _add_problem(self, file: str, line: int, text: str) -> None:
         self.problems.append(Problem(file, line, text))
 
-    def _say_that_it_raises(self, file: str, line: int, text: str) -> None:
-        self._say(file, line, text)
+    def _add_error(self, file: str, line: int, text: str) -> None:
+        """Adds a problem for which AITER raises."""
+        self._add_problem(file, line, text)
         self.raises = self.raises or f"AITER raises before this look-up: see {file}"
 
     def _check_numbers(self, column: str, read: Sequence[_File]) -> None:
-        """Finds the cell by which pandas does not read a column of the merged files as numbers."""
+        """Where pandas does not read a column of the merged files as numbers, finds the cell that is the
+        cause and adds the problem."""
         from pandas import concat, to_numeric
         from pandas.api.types import is_numeric_dtype
 
@@ -259,40 +275,43 @@ class Table:
         count = sum(len(file.typed) for file in read)
         for file in read:
             texts = file.texts.get(column, default=file.typed[column])
-            odd = to_numeric(texts, errors="coerce").isna() & (texts != "")
-            if odd.any():
-                line, cell = (file.texts[odd][name].iloc[0] for name in (LINE, column))
-                self.dead = f"{file.name}:{line}: {column} is {cell!r}, so no row is found"
-                told = f"{column} is {cell!r}: pandas reads the whole column as text"
-                found = f"none of the {count} rows of {self.family.name} is found"
-                self._say(file.name, line, f"{told}, and {found}")
+            is_text = to_numeric(texts, errors="coerce").isna() & (texts != "")
+            if is_text.any():
+                first = file.texts[is_text].iloc[0]
+                cell = f"{column} is {first[column]!r}"
+                self.dead = f"{file.name}:{first[LINE]}: {cell}, so no row is found"
+                effect = f"none of the {count} rows of {self.family.name} is found"
+                text = f"{cell}: pandas reads the whole column as text, and {effect}"
+                self._add_problem(file.name, first[LINE], text)
                 return
 
-    def _duplicates(self, rows: Sequence[Row]) -> set[Row]:
-        """The rows that lose to a faster row with the same key."""
-        moe = self.family is MOE
-        if moe and not (self._merged and self._files.has(self.family.untuned)):
+    def _losers(self, rows: Sequence[Row]) -> set[Row]:
+        """The rows that lose to a faster row with the same key. They are problems for which AITER raises."""
+        is_moe = self.family is MOE
+        if is_moe and not (self._merged and self._files.has(self.family.untuned)):
             return set()  # AITER warns and keeps the first
-        then = "pandas raises ValueError at the first look-up"
+        effect = "pandas raises ValueError at the first look-up"
         if self._merged:
-            then = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
-        best: dict[tuple[object, ...], Row] = {}
-        lost: set[Row] = set()
+            effect = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
+        fastest: dict[tuple[object, ...], Row] = {}
+        losers: set[Row] = set()
         lines: dict[str, list[int]] = defaultdict(list)
         for row in rows:
-            tag = row.cells.get("_tag", "0") if moe else ""
-            key = row.numbers, row.texts, row.gfx if self.has_gfx else "", tag
-            before = best.setdefault(key, row)
-            is_same = not self._merged and row.cells == before.cells  # AITER drops it if it merges nothing
-            if before is not row and not is_same:
-                best[key] = min(before, row, key=_time)
-                lost |= {before, row} - {best[key]}
-                lines[row.file].append(row.line)
-        for file, several in lines.items():
-            text = f"{rows_here(len(several))} with a key that another row has: {then}"
-            self._say_that_it_raises(file, several[0], text)
-        return lost
+            tag = row.cells.get("_tag", "0") if is_moe else ""
+            key = (row.numbers, row.texts, row.gfx if self.has_gfx else "", tag)
+            rival = fastest.setdefault(key, row)
+            is_copy = not self._merged and row.cells == rival.cells  # AITER drops it if it merges nothing
+            if rival is row or is_copy:
+                continue
+            fastest[key], loser = sorted((rival, row), key=_us)
+            losers.add(loser)
+            lines[row.file].append(row.line)
+        for file, numbers in lines.items():
+            text = f"{rows_here(len(numbers))} with a key that another row has: {effect}"
+            self._add_error(file, numbers[0], text)
+        return losers
 
 
-def _time(row: Row) -> float:
+def _us(row: Row) -> float:
+    """The row's time; infinite where it has none."""
     return math.inf if row.us is None else row.us

@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels.tables import Entry, Found, Problem
 from kernels.tables.files import TableError
@@ -27,21 +27,35 @@ NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
 
 
-def places(arch: str, name: str) -> list[tuple[str, str]]:
-    """The folders in AITER's order, each as (how the names of its files for shapes begin, its default file).
-    gfx1250, which has other folders, is in no engine's table here."""
+class Place(NamedTuple):
+    """A folder in which AITER looks for the files of a table."""
+
+    stem: str
+    """How the names of its files for shapes begin."""
+    default: str
+    """Its file for all other shapes."""
+
+
+def places(arch: str, name: str) -> list[Place]:
+    """The folders of a table in AITER's order. name: NAME or PRESHUFFLED_NAME
+
+    gfx1250 has other folders. No engine's choices in kernels/engines/ name it.
+    """
     nested = f"{FOLDER}/{arch}/triton/gemm/{name.lower().replace('-', '_')}"
-    flat = (f"{FOLDER}/{folder}/{arch}-{name}" for folder in ("gemm/triton", "gemm"))
-    return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
+    flat = [f"{FOLDER}/{folder}/{arch}-{name}" for folder in ("gemm/triton", "gemm")]
+    return [
+        Place(f"{nested}/{name}", f"{nested}/DEFAULT.json"),
+        *(Place(stem, f"{stem}.json") for stem in flat),
+    ]
 
 
 def bounds_of(files: Files) -> tuple[int, ...]:
     """The M of the buckets, as this copy's source has them."""
     try:
-        said = re.search(r"STANDARD_M_BOUNDS = \(([\d, ]+)\)", files.text(SOURCE))
+        match = re.search(r"STANDARD_M_BOUNDS = \(([\d, ]+)\)", files.text(SOURCE))
     except TableError:
         return BOUNDS
-    return tuple(int(bound) for bound in re.findall(r"\d+", said[1])) if said else BOUNDS
+    return tuple(int(bound) for bound in re.findall(r"\d+", match[1])) if match else BOUNDS
 
 
 class TritonTables:
@@ -49,6 +63,7 @@ class TritonTables:
 
     def __init__(self, files: Files) -> None:
         self._files, self._bounds = files, bounds_of(files)
+        # By file, its buckets and its text; None where it cannot be read.
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
         self.asked: dict[str, set[str]] = defaultdict(set)
@@ -58,27 +73,31 @@ class TritonTables:
         """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, but not the
         bucket `any`, which AITER calls untuned."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
-        stem, default = self._place(target, name)
-        self.asked[name].add(f"-N={n}-K={k}.json")
-        shaped = f"{stem}-N={n}-K={k}.json"
-        if not self._files.has(default):
-            return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
-        file = shaped if self._files.has(shaped) else default
-        if (read := self._json(file)) is None:
+        place = self._place(target, name)
+        ending = f"-N={n}-K={k}.json"
+        self.asked[name].add(ending)
+        shaped = place.stem + ending  # the file for this shape
+        if not self._files.has(place.default):
+            return Found(shaped, None, f"AITER raises AssertionError: there is no {place.default}")
+        file = shaped if self._files.has(shaped) else place.default
+        contents = self._json(file)
+        if contents is None:
             return Found(shaped, None, f"AITER raises: {file} cannot be read")
-        buckets, text = read
+        buckets, text = contents
         bucket = self._bucket(buckets, m)
         if not isinstance(buckets.get(bucket), dict):
             return Found(shaped, None, f"AITER raises KeyError: {file} has no bucket for M={m}")
-        line = text[: text.index(f'"{bucket}"')].count("\n") + 1 if f'"{bucket}"' in text else 0
+        before, quoted_name, _ = text.partition(f'"{bucket}"')
+        line = before.count("\n") + 1 if quoted_name else 0
         kernel = _described(buckets[bucket])
-        if file == default or bucket == "any":
+        if file == place.default or bucket == "any":
             return Found(shaped, None, f"{bucket} of {file}:{line}: {kernel}")
         bound = int(bucket.rsplit("_", 1)[1])
         return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
+        """The name of the bucket for m rows. Where no bound holds it is `any`, whether there is one or
+        not."""
         for bound in self._bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -87,10 +106,11 @@ class TritonTables:
                 return f"M_GEQ_{bound}"
         return "any"
 
-    def _place(self, target: Target, name: str) -> tuple[str, str]:
-        """The first folder that has a default file. AITER looks for the shape only there."""
-        tried = places(target.arch, name)
-        return next((place for place in tried if self._files.has(place[1])), tried[-1])
+    def _place(self, target: Target, name: str) -> Place:
+        """The first folder that has a default file, else the last one. AITER looks for the shape only
+        there."""
+        in_order = places(target.arch, name)
+        return next((place for place in in_order if self._files.has(place.default)), in_order[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
         """The buckets of a file and its text. None where it cannot be read, which becomes a problem."""
@@ -115,32 +135,37 @@ class TritonTables:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of the shapes that were looked up: those that no look-up reads, or that cannot be read."""
+        """What is wrong with the files of the shapes that were looked up: no look-up reads them, they cannot
+        be read, or they lack large M."""
         found: list[Problem] = []
-        for name, asked in self.asked.items():
-            used, _ = self._place(target, name)
-            stems = [stem for stem, _ in places(target.arch, name)]
+        for name, endings in self.asked.items():
+            used = self._place(target, name).stem
+            stems = [place.stem for place in places(target.arch, name)]
             for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
-                shaped = [file for end in sorted(asked) if self._files.has(file := stem + end)]
+                candidates = [stem + ending for ending in sorted(endings)]
+                shaped = [file for file in candidates if self._files.has(file)]
                 if shaped and stem == used:
-                    found += self._short(shaped)
+                    found += self._without_large_m(shaped)
                 elif shaped:
                     text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
-            foreign = [
+            misnamed = [
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
-                if not file.rsplit("/", 1)[1].startswith("gfx") and file.endswith((*asked, f"-{name}.json"))
+                if file.endswith((*endings, f"-{name}.json")) and not file.rsplit("/", 1)[1].startswith("gfx")
             ]
-            if foreign:
-                text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
-                found.append(Problem(foreign[0], 0, text))
+            if misnamed:
+                text = f"{_files(misnamed)} never read: the name must begin with {target.arch}-"
+                found.append(Problem(misnamed[0], 0, text))
         return [*self._problems.values(), *found]
 
-    def _short(self, shaped: list[str]) -> Iterator[Problem]:
+    def _without_large_m(self, shaped: list[str]) -> Iterator[Problem]:
         """Files without a bucket for large M, at which a call raises."""
         for file in shaped:
-            buckets = (self._json(file) or ({"any": 0}, ""))[0]
+            contents = self._json(file)
+            if contents is None:  # this is a problem already
+                continue
+            buckets, _ = contents
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
                 most = max((bound for bound in self._bounds if f"M_LEQ_{bound}" in buckets), default=0)
                 yield Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there")
@@ -152,6 +177,7 @@ def _files(names: list[str]) -> str:
 
 def _described(config: dict[str, Any]) -> str:
     """A configuration as text: `64x128x128, num_warps 4, ...`."""
-    block = [f"BLOCK_SIZE_{side}" for side in "MNK"]
-    rest = [f"{name} {value}" for name, value in config.items() if name not in block and value is not None]
-    return ", ".join(["x".join(str(config.get(side, "?")) for side in block), *rest])
+    sides = [f"BLOCK_SIZE_{axis}" for axis in "MNK"]
+    tile = "x".join(str(config.get(side, "?")) for side in sides)
+    options = [f"{name} {value}" for name, value in config.items() if name not in sides and value is not None]
+    return ", ".join([tile, *options])

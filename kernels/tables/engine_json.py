@@ -1,6 +1,6 @@
 """JSON tables of vLLM and SGLang for their Triton kernels with block FP8 [128, 128]: GEMM and fused MoE.
 
-One reader serves both engines; RULES has what differs. It follows vLLM 0.33.0 (`get_moe_configs` of
+One reader serves both engines; RULES has what differs. The reader follows vLLM 0.33.0 (`get_moe_configs` of
 fused_moe.py, `get_w8a8_block_fp8_configs` of fp8_utils.py) and SGLang 0.5.23 (fused_moe_triton_config.py,
 fp8_kernel.py). An entry is for a number of rows M. A call uses the entry of the nearest M, and of two that
 are equally near, the one that comes first in the file.
@@ -20,14 +20,15 @@ from typing import Any
 
 from kernels.engine_tuning import nearest_of
 from kernels.tables import Entry, Found, Problem
-from kernels.tables.files import Files, Place, TableError, beside
+from kernels.tables.files import Files, Place, TableError, within
 from kernels.tuning import Target
 
 Config = Mapping[str, Any]
 """A configuration of Triton: option -> value."""
 
 
-def _tile(m: int, n: int, group: int, stages: int) -> Config:
+def _config(m: int, n: int, group: int, stages: int) -> Config:
+    """A configuration for a tile of m x n, with what all defaults have in common."""
     sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": group}
     return {**sizes, "num_warps": 4, "num_stages": stages}
 
@@ -37,17 +38,17 @@ def _vllm_moe_default(m: int, is_rocm: bool) -> Config:
     rows = 16 if m <= 64 else 64
     group = 1 if m <= 16 else 32
     if is_rocm:
-        tile = _tile(rows, 128, group, 2)
+        config = _config(rows, 128, group, 2)
     elif m <= 8:
-        tile = _tile(rows, 64, group, 4 if m <= 4 else 3)
+        config = _config(rows, 64, group, 4 if m <= 4 else 3)
     else:
-        tile = _tile(rows, 128, group, 3)
-    return {**tile, "SPLIT_K": 1}
+        config = _config(rows, 128, group, 3)
+    return {**config, "SPLIT_K": 1}
 
 
 def _sglang_moe_default(m: int, is_rocm: bool) -> Config:
     """get_default_config of SGLang's fused_moe_triton_config.py, for FP8 with blocks of 128."""
-    return _tile(64, 128, 32, 2 if is_rocm else 3)
+    return _config(64, 128, 32, 2 if is_rocm else 3)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Rules:
     """What differs between the engines."""
 
     gemm: str
+    """The package's folder of tables for GEMM."""
     moe: str
-    """The folder of the package for MoE. SGLang's has a folder for each version of Triton."""
+    """The package's folder of tables for MoE. SGLang's holds a folder for each version of Triton."""
     block: str
     """How the names of files write the block."""
     space: str
@@ -64,10 +66,11 @@ class Rules:
     variable: str
     """The environment variable that names another folder for MoE."""
     below: tuple[str, ...]
-    """The folder below that one in which the tables are."""
+    """The path from that folder to the one in which the tables are."""
     gemm_default: Config
+    """The configuration of a GEMM without a table."""
     moe_default: Callable[[int, bool], Config]
-    """(tokens, whether this is ROCm) -> what a MoE without a table runs."""
+    """(tokens, whether this is ROCm) -> the configuration of a MoE without a table."""
 
 
 RULES: Mapping[str, Rules] = {
@@ -78,7 +81,7 @@ RULES: Mapping[str, Rules] = {
         space=r"[\s/]+",
         variable="VLLM_TUNED_CONFIG_FOLDER",
         below=(),
-        gemm_default=_tile(64, 128, 32, 2),
+        gemm_default=_config(64, 128, 32, 2),
         moe_default=_vllm_moe_default,
     ),
     "sglang": Rules(
@@ -88,20 +91,21 @@ RULES: Mapping[str, Rules] = {
         space=" ",
         variable="SGLANG_MOE_CONFIG_DIR",
         below=("configs",),
-        gemm_default=_tile(64, 128, 32, 3),
+        gemm_default=_config(64, 128, 32, 3),
         moe_default=_sglang_moe_default,
     ),
 }
 
 IMPOSSIBLE = "AMD_Instinct_MI3(00|08|25)X?_OAM"
-"""Device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
+"""A pattern of device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
 INVARIANT: Config = {
     "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
 }  # fmt: skip
 """What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
 
 NOTHING = "no such folder in the package, or none that may be read"
-NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
+NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<format>,.*?)?(_down)?\.json")
+"""A name of a file. `format`: what `file_name` writes behind the device."""
 
 
 class EngineTables:
@@ -117,9 +121,9 @@ class EngineTables:
         self.engine = engine
         self._files = files
         self._rules = RULES[engine]
-        own = environment.get(self._rules.variable)
-        self._setting = f"{self._rules.variable}={own}"
-        self._own = None if own is None else Path(own, *self._rules.below)
+        own_folder = environment.get(self._rules.variable)
+        self._setting = f"{self._rules.variable}={own_folder}"
+        self._own = None if own_folder is None else Path(own_folder, *self._rules.below)
         invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
         if invariant not in ("0", "1"):
             raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1")
@@ -142,14 +146,15 @@ class EngineTables:
             return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
-        key = nearest_of(table.by_m, m)
+        entry_m = nearest_of(table.by_m, m)
         notes = self._notes(target, table, m)
-        config = table.by_m[key]
-        small = config["BLOCK_SIZE_K"]
-        if self.engine == "sglang" and small < 128 and (target.kind == "rocm" or 128 % small):
+        config = table.by_m[entry_m]
+        k = config["BLOCK_SIZE_K"]
+        divides_block = 128 % k == 0
+        if self.engine == "sglang" and k < 128 and (target.kind == "rocm" or not divides_block):
             config = {**config, "BLOCK_SIZE_K": 128}
-            notes += (f"BLOCK_SIZE_K {small} of the file is raised to 128",)
-        return Found(file, _entry(table, key, as_text(config)), notes=notes)
+            notes += (f"BLOCK_SIZE_K {k} of the file is raised to 128",)
+        return Found(file, _entry(table, entry_m, as_text(config)), notes=notes)
 
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
         """Looks up a fused MoE as try_get_optimal_moe_config of the engine does.
@@ -162,7 +167,7 @@ class EngineTables:
         experts: how many experts this rank has, including the shared expert where it is fused
         """
         name = self._name(target, f"E={experts},N={inter}")
-        shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        shown = str(within(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         self._asked[name] = None
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
@@ -171,11 +176,11 @@ class EngineTables:
             down = self._first(target, _down(name)) if self.engine == "sglang" else None
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        # SGLang reads the M of a tile from all entries of the file of the last product.
-        if up and (stop := self._stop(up, tokens, "" if down else "BLOCK_SIZE_M")):
-            return Found(up.file, None, stop)
-        if down and (stop := self._stop(down, tokens, "BLOCK_SIZE_M")):
-            return Found(down.file, None, stop)
+        # SGLang reads the M of a tile from all entries of the file for down; without one, of the file for up.
+        for table in filter(None, (up, down)):
+            is_last = table is (down or up)
+            if stop := self._stop(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
+                return Found(table.file, None, stop)
         entry: Entry | None = None
         notes: tuple[str, ...] = ()
         config = self._rules.moe_default(tokens, target.kind == "rocm")
@@ -197,17 +202,18 @@ class EngineTables:
             kernel = f"up {kernel}; down {as_text(of_down)}"
         elif entry and self.engine == "sglang":
             kernel = f"up {kernel}; down {kernel}"
-            notes += (f"down: {'nothing in the' if down else 'no'} _down file, so up's configuration",)
+            lacking = "nothing in the _down file" if down else "no _down file"
+            notes += (f"down: {lacking}, so up's configuration",)
         if not entry:
             return Found(up.file if up else shown, None, kernel, notes)
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
     def untuned(self, target: Target) -> dict[str, str]:
-        """For each op, a list of the files that were looked for and do not exist, as the engine's tuner names
-        them."""
+        """By a file's name, a list of the tables of an op that were looked for and do not exist, as the
+        engine's tuner names them."""
         texts: dict[str, str] = {}
         for name in self._missed(target):
-            op = "block_scale_gemm" if name.startswith("N") else "fused_moe"
+            op = "block_scale_gemm" if name.startswith("N=") else "fused_moe"
             file = f"{self.engine}_{op}_missing.txt"
             texts[file] = f"{texts.get(file, '')}{name}\n"
         return texts
@@ -218,18 +224,26 @@ class EngineTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
         folder."""
-        kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
-        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
-        if "E" in kinds:
+        found: list[Problem] = []
+        if self._asks("N="):
+            found += self._of_folder(self._rules.gemm, self._device(target))
+        if self._asks("E="):
             found += self._of_moe(self._device(target, is_moe=True))
-        if self._own is not None and "E" in kinds:
+        if self._own is not None and self._asks("E="):
             texts = self._of_variable(self._device(target, is_moe=True))
             found += [Problem(self._setting, 0, text) for text in texts]
         elif self._own is not None:
             found.append(Problem(self._setting, 0, "no kernel of this deployment looks into it"))
-        return [*_grouped(found), *self._elsewhere(target, kinds), *self._shadowed(target, kinds)]
+        return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target)]
+
+    def _asks(self, start: str) -> bool:
+        """Whether tables whose names begin so were looked up: `N=` for GEMM, `E=` for MoE."""
+        if start == "E=" and self._invariant:
+            return False
+        return any(name.startswith(start) for name in self._asked)
 
     def _of_moe(self, device: str) -> Iterator[Problem]:
+        """What is wrong in the folders for MoE."""
         try:
             for folder in self._folders:
                 yield from self._of_folder(folder, device)
@@ -243,14 +257,15 @@ class EngineTables:
             shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
             yield f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
         try:
-            own = [folder for folder in self._folders if isinstance(folder, Path)]
-            names = [name for folder in own for name in self._files.inside(folder)]
+            own_folders = [folder for folder in self._folders if isinstance(folder, Path)]
+            names = [name for folder in own_folders for name in self._files.inside(folder)]
         except TableError:  # this is a problem already
             return
         if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
             yield "no file in it is named E=...,N=...,device_name=....json"
-        if products := sum(name.startswith("N=") for name in names):
-            yield f"{_files(products)} N=...,K=...: these are read only in the package"
+        of_gemm = [name for name in names if name.startswith("N=")]
+        if of_gemm:
+            yield f"{_files(len(of_gemm))} N=...,K=...: these are read only in the package"
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
         """Files of a folder that no look-up reads because of their names, and faults inside the others."""
@@ -261,75 +276,78 @@ class EngineTables:
             return
         if not names and isinstance(folder, str):
             yield Problem(folder, 0, NOTHING)
-        wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
-        asked = {name.partition("device_name=")[0] for name in self._asked}
-        unasked = Counter[str]()
+        own_format = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
+        asked_shapes = {name.partition("device_name=")[0] for name in self._asked}
+        never_read = Counter[str]()
         for name in names:
-            said = NAME.fullmatch(name)
-            shape = name.partition("device_name=")[0]
-            if shape not in asked:
+            parts = NAME.fullmatch(name)
+            if not parts or name.partition("device_name=")[0] not in asked_shapes:
                 continue
-            if said and said["device"] == device:
-                rest = said["rest"] or ""
-                if rest == wanted:
-                    yield from self._of_table(self._load(beside(folder, name)))
-                elif rest.replace(" ", "") == wanted.replace(" ", ""):
-                    unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
-            elif said and _model(said["device"]) == _model(device) != "":
-                other = f"for the device {said['device']}; this one is {device}"
-                if re.fullmatch(IMPOSSIBLE, said["device"]):
-                    other += ", and no driver reports that name"
-                unasked[other] += 1
-            elif said and not said["device"]:
-                unasked["without the device's name"] += 1
-        for text, count in unasked.items():
+            if parts["device"] == device:
+                format = parts["format"] or ""
+                if format == own_format:
+                    yield from self._of_table(self._load(within(folder, name)))
+                elif format.replace(" ", "") == own_format.replace(" ", ""):
+                    never_read[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
+            elif _model(device) and _model(parts["device"]) == _model(device):
+                other_name = f"for the device {parts['device']}; this one is {device}"
+                if re.fullmatch(IMPOSSIBLE, parts["device"]):
+                    other_name += ", and no driver reports that name"
+                never_read[other_name] += 1
+            elif not parts["device"]:
+                never_read["without the device's name"] += 1
+        for text, count in never_read.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
     def _of_table(self, table: Configurations) -> Iterator[Problem]:
+        """What is wrong inside a file."""
         if table.broken:
             yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
             return
         if not table.by_m:
             yield Problem(table.file, 0, "no entry, so the default runs")
-        for reason in dict.fromkeys(table.bad.values()):
-            wrong = [m for m, text in table.bad.items() if text == reason]
-            entries = f"M {', '.join(map(str, wrong))}"
-            yield Problem(
-                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; a launch with it fails"
-            )
+        by_reason: dict[str, list[int]] = {}
+        for m, reason in table.bad.items():
+            by_reason.setdefault(reason, []).append(m)
+        for reason, ms in by_reason.items():
+            text = f"M {', '.join(map(str, ms))}: {reason}; a launch with it fails"
+            yield Problem(table.file, table.lines.get(ms[0], 0), text)
         for text in filter(None, (table.unknown, table.thin)):
             yield Problem(table.file, 0, text)
 
-    def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
+    def _elsewhere(self, target: Target) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
         missed = self._missed(target)
-        for kind in sorted(kinds & {name[0] for name in missed}, reverse=True):
-            device = self._device(target, kind == "E")
+        for start in ("N=", "E="):
+            is_moe = start == "E="
+            if not self._asks(start) or not any(name.startswith(start) for name in missed):
+                continue
+            device = self._device(target, is_moe)
             try:
-                folders = self._folders if kind == "E" else [self._rules.gemm]
+                folders = self._folders if is_moe else [self._rules.gemm]
                 names = {name for folder in folders for name in self._files.inside(folder)}
             except TableError:  # this is a problem already
                 continue
             others = set()
-            for name in names:
-                said = NAME.fullmatch(name)
-                if not said or said["device"].split("_")[0] != device.split("_")[0]:
-                    continue
-                if name.replace(f"={said['device']},", f"={device},") in missed:
-                    others.add(said["device"])
+            for parts in filter(None, map(NAME.fullmatch, names)):
+                other = parts["device"]
+                is_of_vendor = other.split("_")[0] == device.split("_")[0]
+                if is_of_vendor and parts[0].replace(f"={other},", f"={device},") in missed:
+                    others.add(other)
             model = _model(device) or device
             other_models = sorted(other for other in others if _model(other) != model)
             if other_models:
                 text = f"shapes without a file for {device} have one for {', '.join(other_models)}"
-                yield Problem(str(self._moe_root if kind == "E" else self._rules.gemm), 0, text)
+                yield Problem(str(self._moe_root if is_moe else self._rules.gemm), 0, text)
 
-    def _shadowed(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
-        """Files that were looked up and exist in more than one folder."""
-        if "E" not in kinds:
+    def _shadowed(self, target: Target) -> Iterator[Problem]:
+        """Files for MoE that were looked up and exist in more than one folder."""
+        if not self._asks("E="):
             return
-        names = [name for name in self._asked if name.startswith("E")]
-        if self.engine == "sglang":
-            names = [each for name in names for each in (name, _down(name))]
+        names: list[str] = []
+        for name in self._asked:
+            if name.startswith("E="):
+                names += [name, _down(name)] if self.engine == "sglang" else [name]
         for name in names:
             places = self._all_places(target, name)
             if len(places) > 1:
@@ -338,10 +356,10 @@ class EngineTables:
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is doubtful about the entry that m rows use."""
-        key = nearest_of(table.by_m, m)
+        entry_m = nearest_of(table.by_m, m)
         notes = [table.unknown, table.thin]
-        if m > 2 * key or 2 * m < key:
-            notes.append(f"the nearest M is {key}, for {m}")
+        if m > 2 * entry_m or 2 * m < entry_m:
+            notes.append(f"the nearest M is {entry_m}, for {m}")
         if self.engine == "vllm":
             if table.triton and target.triton not in ("", table.triton):
                 notes.append(f"tuned with Triton {table.triton}, here {target.triton}")
@@ -357,19 +375,20 @@ class EngineTables:
     def _stop(self, table: Configurations, m: int, of_all: str) -> str:
         """What happens instead of a launch; empty where nothing fails.
 
-        of_all: the size that SGLang reads from every entry, whichever it uses; empty for none
+        of_all: the size that SGLang reads from every entry of the table, not only from the one that it uses;
+                empty for none
         """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all:
-            for key, reason in table.bad.items():
-                config = table.by_m[key]
+            for bad_m, reason in table.bad.items():
+                config = table.by_m[bad_m]
                 if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
-                    return f"none, sglang stops at M {key}: {reason}"
+                    return f"none, sglang stops at M {bad_m}: {reason}"
         if table.by_m:
-            key = nearest_of(table.by_m, m)
-            if key in table.bad:
-                return f"none, the launch fails at M {key}: {table.bad[key]}"
+            entry_m = nearest_of(table.by_m, m)
+            if entry_m in table.bad:
+                return f"none, the launch fails at M {entry_m}: {table.bad[entry_m]}"
         return ""
 
     @property
@@ -390,22 +409,26 @@ class EngineTables:
     def _places(self, target: Target, name: str) -> Iterator[Place]:
         """The places where a file exists. The engine uses the first. Raises TableError."""
         folders: list[Place] = [self._rules.gemm]
-        if name.startswith("E"):
-            exact = beside(self._moe_root, _version_folder(target))
-            if self.engine == "sglang" and self._files.has(place := beside(exact, name)):
-                yield place
+        if name.startswith("E="):
+            exact = within(self._moe_root, _version_folder(target))
+            # SGLang lists the other folders only if this one lacks the file. A wrong name among them stops
+            # it.
+            if self.engine == "sglang" and self._files.has(within(exact, name)):
+                yield within(exact, name)
             folders = [folder for folder in self._folders if folder != exact]
-        yield from (place for folder in folders if self._files.has(place := beside(folder, name)))
+        for folder in folders:
+            if self._files.has(within(folder, name)):
+                yield within(folder, name)
 
     def _first(self, target: Target, name: str) -> Configurations | None:
         place = next(self._places(target, name), None)
         return None if place is None else self._load(place)
 
     def _all_places(self, target: Target, name: str) -> list[Place]:
-        """The places that are found, until SGLang stops if it does."""
+        """The places where a file exists. Where SGLang stops, the list ends."""
         places: list[Place] = []
         with contextlib.suppress(TableError):
-            places.extend(self._places(target, name))
+            places.extend(self._places(target, name))  # keeps the places before the error
         return places
 
     @functools.cached_property
@@ -414,18 +437,19 @@ class EngineTables:
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
         names = self._files.inside(self._moe_root)
-        if isinstance(self._moe_root, str):  # a zip lists only files
+        if isinstance(self._moe_root, str):
+            # A zip lists only files, so the folders follow from the names of the files in them.
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
                 raise TableError(NOTHING, self._moe_root)
-        versions: dict[tuple[int, ...], str] = {}
+        by_version: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):
                 try:
-                    versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
+                    by_version[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
                 except ValueError:
                     raise TableError(f"the name {name} is not triton_ and a version") from None
-        return [beside(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
+        return [within(self._moe_root, by_version[version]) for version in sorted(by_version, reverse=True)]
 
     def _load(self, place: Place) -> Configurations:
         if place not in self._loaded:
@@ -468,16 +492,17 @@ def _entry(table: Configurations, m: int, kernel: str) -> Entry:
 
 
 def _grouped(problems: list[Problem]) -> list[Problem]:
-    """The problems, with one in place of several equal ones in files of the same folder."""
-    same: dict[tuple[str, str], list[Problem]] = {}
+    """The problems, with one in place of several whose text and folder are the same."""
+    alike: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
-        same.setdefault((problem.file.rpartition("/")[0], problem.text), []).append(problem)
-    return [
-        several[0]
-        if len(several) == 1
-        else Problem(several[0].file, 0, f"{text}; {len(several) - 1} more like it")
-        for (_, text), several in same.items()
-    ]
+        folder = problem.file.rpartition("/")[0]
+        alike.setdefault((folder, problem.text), []).append(problem)
+    grouped = []
+    for first, *others in alike.values():
+        if others:
+            first = Problem(first.file, 0, f"{first.text}; {len(others)} more like it")
+        grouped.append(first)
+    return grouped
 
 
 # The contents of a file: configurations by M
@@ -491,6 +516,7 @@ OPTIONS = (
 """Options for which the kernels have defaults."""
 
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
+"""An M in the text of a file."""
 
 
 @dataclass(frozen=True)
@@ -502,6 +528,7 @@ class Configurations:
     by_m: Mapping[int, Config] = field(default_factory=dict)
     """Configurations by M, in the file's order."""
     lines: Mapping[int, int] = field(default_factory=dict)
+    """The number of each entry's line, by M."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Why a launch fails, by M, for the configurations with which it does."""
     triton: str = ""
@@ -568,6 +595,6 @@ def as_text(config: Config) -> str:
     """`16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of the tile, then the rest."""
     tile = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     parts = [f"{tile} group {config['GROUP_SIZE_M']}"]
-    parts += [f"{config[f'num_{what}']} {what}" for what in ("warps", "stages") if f"num_{what}" in config]
-    rest = [name for name in config if name not in (*TILE, "num_warps", "num_stages")]
-    return ", ".join([*parts, *(f"{name} {config[name]}" for name in rest)])
+    parts += [f"{config[f'num_{unit}']} {unit}" for unit in ("warps", "stages") if f"num_{unit}" in config]
+    others = [name for name in config if name not in (*TILE, "num_warps", "num_stages")]
+    return ", ".join([*parts, *(f"{name} {config[name]}" for name in others)])

@@ -26,13 +26,15 @@ PLACES = (
 """Where a package may be below a path, which is a checkout, an environment or the files of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
+"""A line such as `__version__ = version = '0.1.20'` in a package's source."""
 
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """The exceptions that reading a damaged zip raises."""
 
 
 Place = str | Path
-"""A file or folder. A str is its name in the package. A Path is outside of it, where a variable names it."""
+"""A file or folder: a str in the package, by a name such as `aiter/configs`; a Path where an environment
+variable names it."""
 
 
 class TableError(ValueError):
@@ -77,8 +79,8 @@ class Files:
         """The names that match a shell pattern, sorted. `*` does not match `/`. A zip lists no folders."""
         if self._zip:
             depth = pattern.count("/")
-            found = (name for name in self._zip.namelist() if name.count("/") == depth)
-            return sorted(name for name in found if fnmatch(name, pattern))
+            as_deep = [name for name in self._zip.namelist() if name.count("/") == depth]
+            return sorted(name for name in as_deep if fnmatch(name, pattern))
         return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob(pattern))
 
     def inside(self, folder: Place) -> list[str]:
@@ -114,20 +116,21 @@ class Files:
     def version(self) -> str:
         """The version in the metadata or the source, else the commit; empty where there is neither."""
         try:
-            return self._said_version() or self._commit()
+            return self._recorded_version() or self._commit()
         except (OSError, TableError):
             return ""
 
-    def _said_version(self) -> str:
-        for metadata in self.names(f"{self.package}-*.dist-info/METADATA") or self.names(
-            f"*{self.package}-*.dist-info/METADATA"
-        ):
+    def _recorded_version(self) -> str:
+        """The version in the metadata or the source; empty where there is none."""
+        exact = self.names(f"{self.package}-*.dist-info/METADATA")
+        for metadata in exact or self.names(f"*{self.package}-*.dist-info/METADATA"):  # such as amd_aiter
             for line in self.text(metadata).splitlines():
                 if line.startswith("Version: "):
                     return line.removeprefix("Version: ").strip()
         for name in (f"{self.package}/_version.py", f"{self.package}/version.py"):
-            if self.has(name) and (said := VERSION.search(self.text(name))):
-                return said[1]
+            match = VERSION.search(self.text(name)) if self.has(name) else None
+            if match:
+                return match[1]
         return ""
 
     def _commit(self) -> str:
@@ -135,15 +138,16 @@ class Files:
         for folder in (self._root, *self._root.parents):
             head = folder / ".git" / "HEAD"
             if head.is_file():
-                said = head.read_text("utf-8", errors="replace").strip()
-                if said.startswith("ref: "):
-                    branch = folder / ".git" / said.removeprefix("ref: ")
-                    said = branch.read_text("utf-8", errors="replace").strip() if branch.is_file() else ""
-                return f"commit {said[:7]}" if said else ""
+                commit = head.read_text("utf-8", errors="replace").strip()
+                if commit.startswith("ref: "):
+                    branch = folder / ".git" / commit.removeprefix("ref: ")
+                    commit = branch.read_text("utf-8", errors="replace").strip() if branch.is_file() else ""
+                return f"commit {commit[:7]}" if commit else ""
         return ""
 
 
-def beside(folder: Place, name: str) -> Place:
+def within(folder: Place, name: str) -> Place:
+    """The file or folder of this name in a folder."""
     return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
 
 
@@ -154,19 +158,21 @@ def _parent(package: str, path: Path) -> Path:
     if path.name == package and (path / "__init__.py").is_file():
         return path.parent
     for place in PLACES:
-        for found in sorted(path.glob(place.format(package=package))):
-            if (found / "__init__.py").is_file() or (found / "configs").is_dir():
-                return found.parent
+        for folder in sorted(path.glob(place.format(package=package))):
+            if (folder / "__init__.py").is_file() or (folder / "configs").is_dir():
+                return folder.parent
     raise TableError(f"{path} contains no package {package}: give its checkout, wheel or site-packages")
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """The files of a library at a path, or the recorded ones where the path is the word `recorded`. Without a
-    path, those of the installed library, or the recorded ones if it is not installed. Raises TableError."""
-    if path and path != Path("recorded"):
+    """The files of a library at a path. Without a path, those of the installed library. The recorded ones if
+    it is not installed, and where the path is the word `recorded`. Raises TableError."""
+    if path is None:
+        spec = importlib.util.find_spec(package)  # this imports nothing
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            is_other_package = package == "aiter" and not (Path(folder) / "configs").is_dir()  # that of PyPI
+            if not is_other_package:
+                return Files(package, Path(folder).parent)
+    elif path != Path("recorded"):
         return Files(package, path)
-    spec = None if path else importlib.util.find_spec(package)  # this imports nothing
-    for folder in (spec and spec.submodule_search_locations) or ():
-        if (Path(folder) / "configs").is_dir() or package != "aiter":  # PyPI has another `aiter`
-            return Files(package, Path(folder).parent)
     return Files(package, RECORDED / f"{package}.zip")

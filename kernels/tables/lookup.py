@@ -17,15 +17,18 @@ LIBRARIES = ("aiter", "vllm", "sglang")
 """The libraries that have tuned tables."""
 
 WITHOUT_TABLES: Mapping[str, str] = read_toml(Path(__file__).with_name("without.toml"))
-"""What decides instead of a table, by how the name of a row begins."""
+"""By how the name of a row begins: what decides how the row runs, where its library has no table."""
 
 
 def decides_without(op: str, row: str) -> str:
     """What decides how a row runs if its library has no table; empty if unknown."""
     starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
-    if not starts or (starts == ["flashinfer"] and op not in ("block_scale_gemm", "fused_moe")):
+    if not starts:
         return ""
-    return WITHOUT_TABLES[max(starts, key=len)]
+    start = max(starts, key=len)
+    if start == "flashinfer" and op not in ("block_scale_gemm", "fused_moe"):
+        return ""  # this text is about GEMM and MoE
+    return WITHOUT_TABLES[start]
 
 
 class Lookups:
@@ -35,18 +38,18 @@ class Lookups:
         self,
         target: Target,
         paths: Mapping[str, Path],
-        given: Mapping[str, str],
+        environment: Mapping[str, str],
         columns: int = 0,
         masked: bool = False,
     ) -> None:
         """Reads nothing yet.
 
-        paths:   where libraries are, by name; `files.library` finds those that are not named
-        given:   the variables that are set for the engine
-        columns: how many columns of `topk_ids` AITER's fused_moe gets
-        masked:  whether fused_moe gets an expert mask
+        paths:       where libraries are, by name; `files.library` finds those that are not named
+        environment: the variables that are set for the engine
+        columns:     how many columns of `topk_ids` AITER's fused_moe gets
+        masked:      whether fused_moe gets an expert mask
         """
-        self._target, self._paths, self._given = target, paths, given
+        self._target, self._paths, self._environment = target, paths, environment
         self._columns, self._masked = columns, masked
         self._files: dict[str, Files] = {}
         self._tables: dict[str, AiterTables | EngineTables] = {}
@@ -64,44 +67,48 @@ class Lookups:
 
     def library_of(self, row: str) -> str:
         """The library whose tables a row's kernel uses; empty where it uses none."""
-        name, _, variant = row.partition("@")[0].partition(".")
-        if name == "aiter" and variant.startswith(("dispatch", "triton")):
-            return name
-        return name if name in ("vllm", "sglang") and variant == "triton" else ""
+        provider, _, variant = row.partition("@")[0].partition(".")
+        if provider == "aiter" and variant.startswith(("dispatch", "triton")):
+            return provider
+        return provider if provider in ("vllm", "sglang") and variant == "triton" else ""
 
     def find(self, op: str, row: str, sizes: Mapping[str, Size]) -> Found | None:
         """What the tables have for a case; None where no table decides. Raises TableError."""
-        package, is_gemm = self.library_of(row), op == "block_scale_gemm"
-        if not package or not (is_gemm or op == "fused_moe"):
+        package = self.library_of(row)
+        if not package or op not in ("block_scale_gemm", "fused_moe"):
             return None
-        if package not in self._tables:
-            is_aiter, files = package == "aiter", self.files(package)
-            self._tables[package] = (
-                AiterTables(files, self._given) if is_aiter else EngineTables(package, files, self._given)
-            )
-        tables = self._tables[package]
-        if is_gemm:
-            m, n, k = (int(sizes[name]) for name in "mnk")
+        tables = self._tables_of(package)
+        if op == "block_scale_gemm":
+            m, n, k = int(sizes["m"]), int(sizes["n"]), int(sizes["k"])
             if isinstance(tables, EngineTables):
                 return tables.gemm(self._target, m, n, k)
-            look = tables.triton.gemm if ".triton" in row else tables.gemm
-            return look(self._target, m, n, k, preshuffled=row.endswith("_preshuffled"))
+            of_kernel = tables.triton if ".triton" in row else tables
+            return of_kernel.gemm(self._target, m, n, k, preshuffled=row.endswith("_preshuffled"))
         tokens, hidden, inter = (int(sizes[name]) for name in ("tokens", "hidden", "inter"))
         experts = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
         if isinstance(tables, EngineTables):
             return tables.moe(self._target, tokens, inter, experts)
-        if ".triton" in row:
+        if ".triton" in row:  # AITER's Triton kernel of MoE looks into no table
             return None
         return tables.moe(self._target, tokens, hidden, inter, experts, self._columns, self._masked)
+
+    def _tables_of(self, package: str) -> AiterTables | EngineTables:
+        if package not in self._tables:
+            files = self.files(package)
+            if package == "aiter":
+                self._tables[package] = AiterTables(files, self._environment)
+            else:
+                self._tables[package] = EngineTables(package, files, self._environment)
+        return self._tables[package]
 
     def problems(self) -> list[Problem]:
         """What is wrong with the tables of the libraries that were asked."""
         return [problem for tables in self._tables.values() for problem in tables.problems(self._target)]
 
     def untuned(self) -> dict[str, str]:
-        """The texts of files for tuners, by the file's name, about the look-ups that found nothing. For AITER
-        it is the CSV of untuned shapes that its tuner reads, without Triton's, which AITER tunes by hand; for
-        an engine, a list of the JSON files that it lacks."""
+        """Files for tuners about the look-ups that found nothing: by the file's name, its text. For AITER it
+        is the CSV of untuned shapes that its tuner reads; for an engine, a list of the JSON files that it
+        lacks. Look-ups of AITER's Triton kernel are left out, as AITER has no tuner for it."""
         texts: dict[str, str] = {}
         for tables in self._tables.values():
             texts |= tables.untuned(self._target)

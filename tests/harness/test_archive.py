@@ -1,4 +1,4 @@
-"""Packed runs are read as the files were."""
+"""Files in archives are read as they were before they were packed."""
 
 import gzip
 import io
@@ -42,7 +42,7 @@ def assert_all_read(folder: Path) -> None:
 
 
 def pack(folder: Path, *kept: str) -> None:
-    """Moves the folder's files into its archive, as those of recorded runs were."""
+    """Moves the folder's files into its archive, except those that are `kept`."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name not in kept]
     data = archive.packed(folder, lambda name: folder / name in files)
     for file in files:
@@ -73,9 +73,6 @@ def test_an_archive_has_the_same_bytes_at_any_time_and_unzips_to_what_was_packed
     subprocess.run(["sha256sum", "--check", "--quiet", archive.SUMS], cwd=tmp_path / "out", check=True)
 
 
-# What is damaged
-
-
 def test_a_broken_archive_is_one_line(tmp_path, here):
     folder = folder_of(tmp_path / "out")
     pack(folder)
@@ -93,7 +90,7 @@ def test_a_broken_archive_is_one_line(tmp_path, here):
         assert done.stderr == f"error: cannot read {path}: it is no zip archive, or it is broken\n"
 
 
-def test_a_member_that_rotted_is_told(tmp_path):
+def test_the_error_names_a_damaged_member(tmp_path):
     folder = folder_of(tmp_path / "run")
     pack(folder)
     path = folder / archive.NAME
@@ -104,9 +101,6 @@ def test_a_member_that_rotted_is_told(tmp_path):
         archive.read_bytes(folder / "observed/trace.json.gz")
 
 
-# Who reads packed files
-
-
 def test_runs_of_kernels_are_loaded_from_an_archive(tmp_path):
     for name in ("day/x/kernels/one", "day/x/kernels/two", "day/three"):
         filled(tmp_path / name, "case a")
@@ -115,19 +109,18 @@ def test_runs_of_kernels_are_loaded_from_an_archive(tmp_path):
     before = {where: read_module.load(f"{tmp_path}/{where}") for where in wheres}
     pack(tmp_path / "day/x")
     for where, table in before.items():
-        found = read_module.load(f"{tmp_path}/{where}")
-        assert found.to_csv() == table.to_csv(), where
+        assert read_module.load(f"{tmp_path}/{where}").to_csv() == table.to_csv(), where
     with pytest.raises(UsageError, match="no run at"):
         read_module.load(f"{tmp_path}/day/x/kernels/four")
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
-def test_what_a_recorded_ledger_names_is_there(path):
-    """Or was taken out, all of it, to keep the checkout small (results/README.md)."""
+def test_files_that_a_recorded_ledger_names_are_there(path):
+    """Or all were taken out, to keep the checkout small (results/README.md)."""
     folder = path.parent
     named = set()
     for row in rows(read(path)):
         named |= {name for line in row.observations for name in line.observation.runs}
         named |= {name for line in row.explanations for name in line.evidence}
-    there = {name for name in named if archive.is_file(folder / name)}
-    assert there == named or (folder.name not in WHOLE and not there)
+    present = {name for name in named if archive.is_file(folder / name)}
+    assert present == named or (folder.name not in WHOLE and not present)

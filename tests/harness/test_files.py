@@ -1,4 +1,4 @@
-"""Files that hold what is finished: what a kill left behind it, and a disk that is full."""
+"""Files that lose nothing when the program is killed or the disk is full."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ from harness.errors import UsageError
 from tests.support.paths import ROOT
 
 
-def test_what_a_kill_left_is_cut_off_before_the_next_piece(tmp_path):
+def test_an_unfinished_line_is_cut_off_before_the_next_one(tmp_path):
     path = tmp_path / "lines"
     files.append(path, "one\n")
     path.write_text("one\ntw")
@@ -22,7 +22,7 @@ def test_what_a_kill_left_is_cut_off_before_the_next_piece(tmp_path):
     assert path.read_text() == "four\n"
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_files_as_they_were(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
@@ -35,7 +35,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         files.replace(whole, "new")
     assert (lines.read_text(), whole.read_text()) == ("one\n", "old")
-    assert sorted(tmp_path.rglob("*")) == [lines, whole.parent, whole], "nothing half written stays"
+    assert sorted(tmp_path.rglob("*")) == [lines, whole.parent, whole], "no other file is left"
 
 
 def test_a_line_that_cannot_be_read_is_named_in_a_short_one(tmp_path):
@@ -45,13 +45,13 @@ def test_a_line_that_cannot_be_read_is_named_in_a_short_one(tmp_path):
     assert len(str(error.value)) == len(f"cannot read {path}, line 2: ") + 300
 
 
-def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path, monkeypatch):
+def test_the_check_before_a_run_leaves_files_as_they_were(tmp_path, monkeypatch):
     mine = tmp_path / "mine.json"
     mine.write_text("kept")
     files.require_writable(str(mine), str(tmp_path / "new.csv"))
     assert mine.read_text() == "kept" and list(tmp_path.iterdir()) == [mine]
     os.mkfifo(pipe := tmp_path / "pipe")
-    monkeypatch.setattr(Path, "open", None)  # which would wait for somebody to read
+    monkeypatch.setattr(Path, "open", None)  # opening a pipe waits for its reader
     files.require_writable(str(pipe), "-")
 
 

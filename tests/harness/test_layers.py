@@ -1,4 +1,4 @@
-"""Layers of the tree: who may import whom, no import circles."""
+"""Layers of the tree: which package may import which, and no import circles."""
 
 import ast
 import functools
@@ -10,40 +10,19 @@ from pathlib import Path
 from harness.__main__ import DRAWING
 from tests.support.paths import ROOT
 
-LAYERS = """
-shapes
-kernels
-errors paths files archive progress
-catalogue statistics
-timing machine
-plan engine
-workers results
-compile
-run
-tune doctor
-cluster
-campaign
-report
-serving
-traffic
-decide explain
-page
-pytest_plugin
-cli
-notebook
-__main__
-"""
-"""Each uses what stands on the lines above its own, and what stands beside it only among the third line's."""
-BASE = LAYERS.split("\n")[3].split()
+ARROWS = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## Arrows")[2].split("```")[1]
+LAYERS = [layer.replace(",", " ").split() for layer in ARROWS.split("<")] + [["__main__"]]
+"""A package may import those of earlier layers. Those of the third layer, BASE, may import each other."""
+BASE = LAYERS[2]
 REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "engine", "results", "compile"}
 REPORT_USES.add("report")
-RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NAMED = re.compile(r"((harness|kernels|shapes)(\.\w+)*)(:[\w.]+)?")
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """By dotted name."""
+    """The files of all modules by dotted name."""
     files = (file for top in ("harness", "kernels", "shapes") for file in (ROOT / top).rglob("*.py"))
     return {
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
@@ -52,13 +31,13 @@ def modules() -> dict[str, Path]:
 
 
 def layer(module: str) -> str:
-    """`harness.run.case` is of `run`, `kernels.op` of `kernels`, the empty `harness` of none."""
+    """The layer of a module: `run` of `harness.run.case`, `kernels` of `kernels.op`; empty for `harness`."""
     parts = module.split(".")
     return "".join(parts[1:2]) if parts[0] == "harness" else parts[0]
 
 
 def references(module: str, file: Path) -> Iterator[tuple[bool, str]]:
-    """Names that may be modules: of every import wherever it stands (True), and of every string (False)."""
+    """Names in a file that may be modules, each with whether an import has it (True) or a string (False)."""
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     for node in nodes(file):
         if isinstance(node, ast.Import):
@@ -78,7 +57,7 @@ def nodes(file: Path) -> list[ast.AST]:
 
 
 def arrows(strings: bool) -> dict[str, set[str]]:
-    """Each module with those that it imports, and those that its strings name."""
+    """Each module with the modules that it imports, and with `strings` those that its strings name."""
     known = modules()
     graph: dict[str, set[str]] = {module: set() for module in known}
     for module, file in known.items():
@@ -96,7 +75,7 @@ def may_use(user: str, used: str) -> bool:
 
 
 def test_imports_go_one_way() -> None:
-    """No arrow goes up, or sideways between layers of one line."""
+    """No package imports one of a later layer, or of its own layer."""
     assert not [
         f"{module} -> {target}"
         for module, targets in arrows(strings=True).items()
@@ -110,7 +89,7 @@ def test_imports_have_no_circle() -> None:
 
 
 def test_only_pages_draw() -> None:
-    """A node without what draws measures all the same."""
+    """A node without the libraries that draw can measure all the same."""
     users = {
         module
         for module, file in modules().items()

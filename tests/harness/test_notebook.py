@@ -63,7 +63,7 @@ def test_a_script_gets_the_table_of_its_function_and_the_baseline(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["script.py", CASE])
     with captured_here() as (patch, out, _):
-        patch.setattr(kernels, "_importing", True)  # as in workers, which are this process
+        patch.setattr(kernels, "_imports_plugins", True)  # as in workers, which are this process
         runpy.run_path("script.py", run_name="__main__")
     text, html, folder, statuses = json.loads(out.getvalue())
     assert statuses == {"yours.mine": "ok", "torch.sdpa": "ok"}

@@ -85,13 +85,10 @@ def test_committed_results_name_no_folder_of_a_machine():
     assert files and not [str(file) for file in files if FOLDER.search(file.read_text(encoding="utf-8"))]
 
 
-THIS_PYTHON = this_python
-
-
 def test_a_command_is_one_line_to_paste_with_the_python_that_runs(tmp_path, monkeypatch):
     (here := tmp_path / "main sp ace").mkdir()
     monkeypatch.chdir(here)
-    monkeypatch.setattr("harness.paths.this_python", THIS_PYTHON)
+    monkeypatch.setattr("harness.paths.this_python", this_python)  # instead of tests/conftest.py's
     for python, named in (
         (here / ".venv/bin/python", ".venv/bin/python"),
         ("/opt/a b/python3", "/opt/a b/python3"),

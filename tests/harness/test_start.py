@@ -44,10 +44,10 @@ def test_the_messages_are_as_committed(bare, checkout, tmp_path_factory, snapsho
 
     def run(name: str, words: list[str], python: Path | str = bare, folder: Path = checkout) -> None:
         done = subprocess.run([python, *words], cwd=folder, capture_output=True, text=True, check=False)
-        said = done.stderr.splitlines()
-        told = (done.returncode, done.stdout, len(said))
-        assert told == (2, "", 1) or "Traceback" in said[0], said
-        line = said[-1].replace(str(bare), "BARE").replace(str(checkout), "CHECKOUT")
+        lines = done.stderr.splitlines()
+        is_one_line = (done.returncode, done.stdout, len(lines)) == (2, "", 1)
+        assert is_one_line or "Traceback" in lines[0], lines
+        line = lines[-1].replace(str(bare), "BARE").replace(str(checkout), "CHECKOUT")
         texts.append(f"=== {name}\n{line.replace(sys.executable, 'PYTHON')}\n")
 
     start = f"import sys; sys.path.insert(0, {str(checkout)!r}); sys.argv[1:] = ['list']; {PLAIN}"
@@ -81,7 +81,7 @@ def test_a_locale_of_ascii_changes_nothing():
     words = [sys.executable, "-m", "harness", "run", "--resume", "/nowhere/µ".encode()]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == 2
-    # Where Python is told to read by the locale it does, and the command does not start anew for ever.
+    # With `-X utf8=0` Python reads by the locale, and the command must not start anew for ever.
     asked = [sys.executable, "-X", "utf8=0", "-m", "harness", "list", "ops"]
     assert b"mla_decode" in subprocess.run(asked, cwd=ROOT, env=environment, stdout=-1, check=True).stdout
     assert done.stderr.decode() == "error: cannot read /nowhere/µ/run.json: No such file or directory\n"

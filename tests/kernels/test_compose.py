@@ -24,6 +24,7 @@ WIDE = [
 
 
 def smoke(op_name: str):
+    """An op, and the sizes of its cases in the suite `smoke`."""
     op = kernels.OPS[op_name]
     return op, [op.sizes(case.sizes) for case in suite("smoke").cases(op_name)]
 
@@ -31,8 +32,8 @@ def smoke(op_name: str):
 @pytest.mark.parametrize(("op_name", "wide", "narrow"), WIDE)
 def test_producer_kernels_give_what_the_judge_takes_for_granted(op_name, wide, narrow):
     """A composed call is judged by the narrower boundary's own operands of the same seeds."""
-    op, every = smoke(op_name)
-    for sizes in every:
+    op, all_sizes = smoke(op_name)
+    for sizes in all_sizes:
         outer = op.make(sizes, Seeds(3, 4), "cpu", wide)
         assert outer.boundary == wide
         inner = outer.narrowed()
@@ -40,28 +41,30 @@ def test_producer_kernels_give_what_the_judge_takes_for_granted(op_name, wide, n
         op.step(outer, inner.live_tensors())()
         own = op.make(sizes, Seeds(3, 4), "cpu", narrow)
         assert set(inner.tensors()) == set(own.tensors())
-        given, wanted = (by_expert(operands.tensors()) for operands in (inner, own))
-        for name in wanted:
+        produced, made = by_expert(inner.tensors()), by_expert(own.tensors())
+        for name in made:
             if name == "topk_weights":  # normalised in another order of sums
-                torch.testing.assert_close(given[name], wanted[name], rtol=1e-6, atol=0)
+                torch.testing.assert_close(produced[name], made[name], rtol=1e-6, atol=0)
             else:
-                bits = (tensor.view(torch.uint8) for tensor in (given[name], wanted[name]))
-                assert torch.equal(*bits), (sizes, name)
+                assert torch.equal(produced[name].view(torch.uint8), made[name].view(torch.uint8)), (
+                    sizes,
+                    name,
+                )
 
 
 def by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A token's picks have no order of their own: here they stand by expert."""
+    """The tensors with each token's picks sorted by expert, as their order means nothing."""
     if "topk_ids" not in tensors:
         return tensors
-    # Of the same expert, elsewhere, by weight.
+    # Experts of other ranks may have the same id; picks of these are sorted by weight, which is below 8.
     order = (tensors["topk_ids"] + tensors["topk_weights"] / 8).argsort(-1)
     return tensors | {name: tensors[name].gather(1, order) for name in ("topk_ids", "topk_weights")}
 
 
 @pytest.mark.parametrize(("op_name", "wide", "narrow"), WIDE)
 def test_nothing_that_a_wider_call_must_produce_is_there(op_name, wide, narrow):
-    op, every = smoke(op_name)
-    outer, inner = (op.make(every[0], Seeds(), "cpu", boundary) for boundary in (wide, narrow))
+    op, all_sizes = smoke(op_name)
+    outer, inner = (op.make(all_sizes[0], Seeds(), "cpu", boundary) for boundary in (wide, narrow))
     produced = set(inner.live_tensors()) - set(outer.live_tensors())
     assert produced
     assert not produced & set(outer.tensors())
@@ -70,17 +73,17 @@ def test_nothing_that_a_wider_call_must_produce_is_there(op_name, wide, narrow):
 @pytest.mark.parametrize("op_name", kernels.OPS)
 def test_sets_that_calls_rotate_over(op_name):
     """They are a function of the seeds, and hold other values just where the op says so."""
-    op, every = smoke(op_name)
+    op, all_sizes = smoke(op_name)
     for boundary in op.boundaries:
-        first = op.make(every[1], Seeds(1, 2), "cpu", boundary)
-        third = op.make(every[1], Seeds(1, 2, turn=2), "cpu", boundary)
+        first = op.make(all_sizes[1], Seeds(1, 2), "cpu", boundary)
+        third = op.make(all_sizes[1], Seeds(1, 2, turn=2), "cpu", boundary)
         turned = first.turned(2)
         assert turned.digest() == third.digest()
         assert (third.digest() != first.digest()) == op.turns
 
 
-class Looks(naive):
-    """At what it is prepared on."""
+class Recording(naive):
+    """Records in `seen` on which operands it is prepared, and after which first call."""
 
     seen: ClassVar[list] = []
 
@@ -94,13 +97,14 @@ class Looks(naive):
 
 
 def test_a_composed_call_is_prepared_on_what_it_will_read_and_beside_the_first():
-    op, every = smoke("fused_moe")
-    outer, core = (op.make(every[0], Seeds(3, 4), "cpu", boundary) for boundary in ("with_routing", "core"))
-    out = op.empty_output(every[0], "cpu")
-    first = bind(op, Looks(), outer, out)
-    assert torch.equal(Looks.seen[0].x_q.view(torch.uint8), core.x_q.view(torch.uint8))
-    bind(op, Looks(), outer.turned(1), out, first)
-    assert Looks.seen[1] is innermost(first)
+    op, all_sizes = smoke("fused_moe")
+    sizes = all_sizes[0]
+    outer, core = (op.make(sizes, Seeds(3, 4), "cpu", boundary) for boundary in ("with_routing", "core"))
+    out = op.empty_output(sizes, "cpu")
+    first = bind(op, Recording(), outer, out)
+    assert torch.equal(Recording.seen[0].x_q.view(torch.uint8), core.x_q.view(torch.uint8))
+    bind(op, Recording(), outer.turned(1), out, first)
+    assert Recording.seen[1] is innermost(first)
 
 
 CHEAT = """

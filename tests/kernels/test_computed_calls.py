@@ -32,18 +32,15 @@ ATTENTION = [
     *rows("mla_decode", "flashmla", "sm_90", "flash_mla 1.0.0+20250428", f"{SEQUENCES} page=64"),
     *rows("mla_decode", "flashmla", "sm_90", "flash_mla 1.0.0+sgl", f"{SEQUENCES} page=128 kv=fp8"),
     *rows("mla_decode", "aiter.asm", "gfx942", "aiter", f"{SEQUENCES} page=1",
-          f"{SEQUENCES} heads=128 page=64"),
+     f"{SEQUENCES} heads=128 page=64"),
     *rows("mla_decode", "aiter.asm_persistent", "gfx942", "aiter", f"{SEQUENCES} heads=12 page=16",
-          f"{SEQUENCES} page=16 kv=fp8 fp8={{fp8}}",
-          *(f"batch=3 ctx=4..130 page=16 q=4 heads={heads}" for heads in (16, 20, 32))),
-    *(case for name, arch, library, *dtypes in (
-        ("flash_attn.fa2", "sm_90", "flash_attn", "bf16"),
-        ("flash_attn.fa3", "sm_90", "flash_attn_interface", "bf16", "fp8"),
-        ("aiter.triton", "gfx942", "aiter", "bf16"),
-        ("aiter.fp8", "gfx942", "aiter", "fp8"),
-        ("cudnn", "sm_100", "cudnn", "bf16", "fp8"),
-    ) for dtype in dtypes for text in (CACHED, LONG)
-      for case in rows("mha_prefill", name, arch, library, f"{text} dtype={dtype}")),
+     f"{SEQUENCES} page=16 kv=fp8 fp8={{fp8}}", *(
+     f"batch=3 ctx=4..130 page=16 q=4 heads={heads}" for heads in (16, 20, 32))),
+    *(case for name, arch, library, *dtypes in (("flash_attn.fa2", "sm_90", "flash_attn", "bf16"), (
+     "flash_attn.fa3", "sm_90", "flash_attn_interface", "bf16", "fp8"), ("aiter.triton", "gfx942", "aiter",
+     "bf16"), ("aiter.fp8", "gfx942", "aiter", "fp8"), ("cudnn", "sm_100", "cudnn", "bf16",
+     "fp8")) for dtype in dtypes for text in (CACHED, LONG) for case in rows("mha_prefill", name, arch,
+     library, f"{text} dtype={dtype}")),
 ]  # fmt: skip
 
 GEMM, MOE = "block_scale_gemm", "fused_moe"
@@ -57,24 +54,13 @@ PRODUCTS = [
     *rows(GEMM, "deepgemm@sglang", "sm_90 sm_100", "deep_gemm, sglang", RAGGED),
     *rows(GEMM, "aiter.asm", "gfx942 gfx950", "aiter", ONE, RAGGED),
     *rows(GEMM, "aiter.asm", "gfx942", "aiter", RAGGED, boundary="with_quant"),
-    *(
-        case
-        for name, boundary in (("asm", "core"), ("ck", "core"), ("dispatch", "with_quant"))
-        for case in rows(MOE, f"aiter.{name}", "gfx942 gfx950", "aiter", SMALL, MANY, EP, boundary=boundary)
-    ),
+    *(case for name, boundary in (("asm", "core"), ("ck", "core"), ("dispatch",
+     "with_quant")) for case in rows(MOE, f"aiter.{name}", "gfx942 gfx950", "aiter", SMALL, MANY, EP,
+     boundary=boundary)),
     *rows(MOE, "aiter.asm", "gfx942", "aiter", EP, boundary="with_routing"),
-    *(
-        case
-        for kind, boundary in (
-            ("", "with_routing"),
-            ("@sglang", "with_routing"),
-            ("_routed@sglang", "with_quant"),
-        )
-        for case in rows(
-            MOE, f"flashinfer.trtllm{kind}", "sm_100", "flashinfer",
-            ROUTED, f"{ROUTED} ep=2 routing=uniform", boundary=boundary,
-        )
-    ),
+    *(case for kind, boundary in (("", "with_routing"), ("@sglang", "with_routing"), ("_routed@sglang",
+     "with_quant")) for case in rows(MOE, f"flashinfer.trtllm{kind}", "sm_100", "flashinfer", ROUTED,
+     f"{ROUTED} ep=2 routing=uniform", boundary=boundary)),
 ]  # fmt: skip
 # Each expert fills its tiles to the last row.
 FULL = "tokens=128 experts=2 topk=2 hidden=256 inter=128"

@@ -122,12 +122,8 @@ CASES = [
     Case(MOE, f"tokens=1 {EXPERTS} shared=1"),
     Case(MOE, f"tokens=20 {EXPERTS} routing=one scales=ue8m0 shared=1", "with_quant", outliers),
     Case(MOE, "tokens=7 experts=8 topk=2 hidden=640 inter=128 routing=zipf:1.2", "with_quant", one_hot_value),
-    Case(
-        MOE,
-        "tokens=5 experts=12 topk=3 hidden=384 inter=256",
-        "with_quant",
-        scaled(w13_scale=64, w2_scale=2.0**20),
-    ),
+    Case(MOE, "tokens=5 experts=12 topk=3 hidden=384 inter=256", "with_quant", scaled(w13_scale=64,
+     w2_scale=2.0**20)),
     Case(MOE, f"tokens=2 {EXPERTS}", "with_routing", scaled(w13_scale=2.0**-30, w2_scale=2.0**-20)),
     Case(MOE, f"tokens=40 {EXPERTS} fp8=e4m3fnuz ep=4", "with_routing", zero_weights),
     Case(MHA, "batch=4 new=1..40 prefix=0..30 heads=3"),
@@ -145,7 +141,7 @@ CASES = [
     Case(MLA, "batch=3 ctx=3..300 page=16 kv=fp8 fp8=e4m3fnuz", twist=loud_token),
     Case(MLA, "batch=3 ctx=2..50 page=16 q=2"),
     Case(MLA, "batch=3 ctx=8..70 heads=8 page=16 kv=fp8 q=8"),
-]
+]  # fmt: skip
 
 
 def rows(case: Case, names: str) -> list[str]:

@@ -216,7 +216,9 @@ def test_a_plug_in_declares_one(tmp_path, monkeypatch):
     (row,) = kernels.implementations_of(path)
     assert (row.name, row.runtime, row.plugin) == ("mine.zero", "mine.torch", str(path))
     assert row.requires == "mine.py"
-    monkeypatch.setattr(kernels, "_importing", False)  # another test may have made this process a worker
+    monkeypatch.setattr(
+        kernels, "_imports_plugins", False
+    )  # another test may have made this process a worker
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(path))
     kernels.implementations.cache_clear()
     try:

@@ -160,12 +160,7 @@ def test_it_is_listed_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
 @pytest.mark.parametrize(("name", "text", "command", "wanted"), [
     ("rmsnorm", None, ("list",), "which is not a Python file or package"),
     ("rmsnorm", "OPS = 1", ("list",), "has no attribute 'OP'"),
-    (
-        "rmsnorm",
-        "import nothing",
-        ("run", "--op", "rmsnorm", "--device", "cpu"),
-        "No module named 'nothing'",
-    ),
+    ("rmsnorm", "import nothing", ("run", "--op", "rmsnorm", "--device", "cpu"), "No module named 'nothing'"),
     ("mla_decode", "", ("list",), "kernels/ has a mla_decode already"),
 ])  # fmt: skip
 def test_a_folder_that_is_no_op_is_one_line(cli, tmp_path: Path, name, text, command, wanted):

@@ -21,18 +21,20 @@ pytestmark = pytest.mark.skipif(
 OTHERS = ("sm_103", "sm_120", "x86-amx")  # architectures that are not compiled for
 
 
-UNLIKE = {"block_scale_gemm": {"n": 129}, "fused_moe": {"scales": "ue8m0"},
-          "mla_decode": {"kv": "fp8", "model_len": 120}, "mha_prefill": {"dtype": "fp8"}}  # fmt: skip
+UNUSUAL = {"block_scale_gemm": {"n": 129}, "fused_moe": {"scales": "ue8m0"},
+           "mla_decode": {"kv": "fp8", "model_len": 120}, "mha_prefill": {"dtype": "fp8"}}  # fmt: skip
+"""By op, sizes that no case of the suites has."""
 
 
 def cases(op: str) -> list[dict]:
-    """Those of the smoke suite, a few spread over each of two deployments, and one that is unlike them."""
+    """Sizes: those of the suite `smoke`, a few spread over each of two deployments, and unusual ones."""
     smoke, tp8, ep8 = (suite(name).cases(op) for name in ("smoke", "r1-tp8", "r1-dp-ep8"))
-    suites = [c.sizes for c in [*smoke, *tp8[:: len(tp8) // 5], *ep8[:: max(1, len(ep8) // 3)]]]
-    return [*suites, suites[0] | UNLIKE[op]]
+    usual = [c.sizes for c in [*smoke, *tp8[:: len(tp8) // 5], *ep8[:: max(1, len(ep8) // 3)]]]
+    return [*usual, usual[0] | UNUSUAL[op]]
 
 
 def of_op(op: Op, sizes: object) -> list[str]:
+    """Lines of what the op says of these sizes."""
     work = {boundary: op.work(sizes, boundary) for boundary in op.boundaries}
     taken = {name: getattr(op, f"{name}_bytes")(sizes) for name in
              ("operand", "narrowed", "output", "reference", "streamed", "turn")}  # fmt: skip
@@ -45,6 +47,7 @@ def of_op(op: Op, sizes: object) -> list[str]:
 
 
 def of_row(row: Implementation, sizes: object) -> str:
+    """A line of what an implementation says of these sizes."""
     fits = row.fits(sizes)
     if not fits.ok:
         return f"{row.name}: {fits.reason}"
@@ -78,12 +81,12 @@ def of_choice(row: Tunable, sizes: object) -> list[str]:
 @pytest.mark.parametrize("name", kernels.OPS)
 def test_what_is_said_of_a_case(snapshot, name):
     op = kernels.OPS[name]
-    facts = ("boundaries", "baseline", "engine_like", "lengths", "turns", "axes", "sums", "unsaid")
+    facts = ("boundaries", "baseline", "engine_like", "lengths", "turns", "axes", "unsaid")
     lines = [f"{fact}: {getattr(op, fact)}" for fact in facts]
     lines += [f"{arch}: {dict(op.defaults(arch))}" for arch in (*architectures(), *OTHERS)]
     for given in cases(name):
         sizes = op.sizes(given)
-        lines += ["", " ".join(f"{n}={v}" for n, v in op.said(sizes).items()), *of_op(op, sizes)]
+        lines += ["", " ".join(f"{n}={v}" for n, v in op.case_sizes(sizes).items()), *of_op(op, sizes)]
         rows = kernels.implementations(name)
         lines += [of_row(row, sizes) for row in rows]
         for row in rows:

@@ -108,12 +108,12 @@ TOLD = {
 
 
 def told(source: LibrarySource, place: str) -> object:
-    """A signature's text; None, or the NotThere that was raised."""
+    """What a source tells of a place: the signature's text, None, or the NotThere that it raises."""
     try:
         signature = source.signature(place)
-    except NotThere as gone:
-        return gone
-    return signature and str(signature)
+    except NotThere as error:
+        return error
+    return None if signature is None else str(signature)
 
 
 def test_what_a_source_tells(source):

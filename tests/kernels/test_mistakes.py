@@ -26,34 +26,22 @@ from tests.support.paths import ROOT
 SMALL = {
     "block_scale_gemm": ("m=9 n=300 k=600", "m=9 n=300 k=600 fp8=e4m3fnuz", "m=33 n=160 k=2048"),
     "fused_moe": ("tokens=16 experts=32 topk=6 hidden=384 inter=256 ep=4 shared=1",),
-    "mha_prefill": (
-        "batch=3 new=40..90 prefix=1..60 heads=4",
-        "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8",
-        "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8 fp8=e4m3fnuz",
-    ),
-    "mla_decode": (
-        "batch=3 ctx=1..201 heads=16 page=16",
-        "batch=3 ctx=1..201 heads=16 page=16 kv=fp8",
-        "batch=3 ctx=1..201 heads=16 page=16 kv=fp8 fp8=e4m3fnuz",
-        "batch=3 ctx=40..300 heads=16 page=1",
-        "batch=4 ctx=3..193 heads=16 page=16 q=3",
-        "batch=3 ctx=8..193 heads=8 page=16 kv=fp8 q=8",
-    ),
-}
+    "mha_prefill": ("batch=3 new=40..90 prefix=1..60 heads=4",
+     "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8",
+     "batch=3 new=40..90 prefix=0..60 heads=4 dtype=fp8 fp8=e4m3fnuz"),
+    "mla_decode": ("batch=3 ctx=1..201 heads=16 page=16", "batch=3 ctx=1..201 heads=16 page=16 kv=fp8",
+     "batch=3 ctx=1..201 heads=16 page=16 kv=fp8 fp8=e4m3fnuz", "batch=3 ctx=40..300 heads=16 page=1",
+     "batch=4 ctx=3..193 heads=16 page=16 q=3", "batch=3 ctx=8..193 heads=8 page=16 kv=fp8 q=8"),
+}  # fmt: skip
 """A mistake is made in the first case that it fits, a right kernel runs in all."""
 LARGE = {
     "block_scale_gemm": ("m=16 n=576 k=7168", "m=5 n=512 k=2048"),
     "fused_moe": ("tokens=8 experts=4 topk=2 hidden=7168 inter=256 shared=1",),
-    "mha_prefill": (
-        "batch=2 new=64..100 prefix=1500..2048 heads=2",
-        "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8",
-    ),
-    "mla_decode": (
-        "batch=2 ctx=3201..3999 heads=16 page=64",
-        "batch=2 ctx=3201..3999 heads=16 page=64 kv=fp8",
-        "batch=2 ctx=2050..4097 heads=16 page=64 kv=fp8 q=4",
-    ),
-}
+    "mha_prefill": ("batch=2 new=64..100 prefix=1500..2048 heads=2",
+     "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8"),
+    "mla_decode": ("batch=2 ctx=3201..3999 heads=16 page=64",
+     "batch=2 ctx=3201..3999 heads=16 page=64 kv=fp8", "batch=2 ctx=2050..4097 heads=16 page=64 kv=fp8 q=4"),
+}  # fmt: skip
 OPS = [op for op in SMALL if (ROOT / "kernels" / op / "mistakes.py").exists()]
 MOST = 0.9
 """Of the limit, that a right kernel may take: a library's next release rounds otherwise."""

@@ -157,10 +157,7 @@ without_it = pytest.mark.skipif(INSTALLED, reason="Hugging Face's kernels is ins
 
 @without_it
 @pytest.mark.parametrize(("code", "error"), [
-    (
-        "import kernels; kernels.get_kernel",
-        "AttributeError: module 'kernels' has no attribute 'get_kernel'",
-    ),
+    ("import kernels; kernels.get_kernel", "AttributeError: module 'kernels' has no attribute 'get_kernel'"),
     ("from kernels import get_kernel", "ImportError: cannot import name 'get_kernel' from 'kernels'"),
     ("import kernels.layer", "ModuleNotFoundError: No module named 'kernels.layer'"),
 ])  # fmt: skip

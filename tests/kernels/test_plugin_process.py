@@ -91,4 +91,6 @@ def test_an_error_in_an_interpreted_kernel_is_told_with_the_kernels_line():
     try:
         launch()
     except InterpreterError as error:
-        assert re.match(r"test_plugin_process.py:\d+ in kernel, .* in launch: Interp", kernels.told(error))
+        assert re.match(
+            r"test_plugin_process.py:\d+ in kernel, .* in launch: Interp", kernels.describe_error(error)
+        )

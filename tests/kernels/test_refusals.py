@@ -65,17 +65,13 @@ def test_what_a_row_does_not_take(op: str, name: str, arch: str, sizes: str, rea
 
 SWEPT = {
     GEMM: ("m=16 n=4096 k=1024", "m=1,32,33 n=64,100,128,192,2112,2560 k=128,200,256,384,7168 fp8=e4m3fnuz"),
-    MOE: (
-        "tokens=7 experts=64 topk=8 hidden=7168 inter=2048",
-        "tokens=1,4096 experts=30,62,512 topk=1,6,9 hidden=128,1152 inter=128,384 ep=8 shared=1 scales=ue8m0 "
-        "fp8=e4m3fnuz",
-    ),
+    MOE: ("tokens=7 experts=64 topk=8 hidden=7168 inter=2048",
+     "tokens=1,4096 experts=30,62,512 topk=1,6,9 hidden=128,1152 inter=128,384 ep=8 shared=1 scales=ue8m0 "
+     "fp8=e4m3fnuz"),
     MHA: ("batch=2 new=64 heads=16", "new=1,4096 prefix=1,64 heads=1,3,128 dtype=fp8"),
-    MLA: (
-        "batch=2 ctx=100",
-        "ctx=1,65536 q=2,8 heads=4,8,20,64,96,127,128,129,256 page=1,7,16,32,48,96,128,256",
-    ),
-}
+    MLA: ("batch=2 ctx=100",
+     "ctx=1,65536 q=2,8 heads=4,8,20,64,96,127,128,129,256 page=1,7,16,32,48,96,128,256"),
+}  # fmt: skip
 
 
 def test_which_sizes_rows_take(snapshot) -> None:

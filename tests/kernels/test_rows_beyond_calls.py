@@ -208,15 +208,12 @@ def test_what_cudnn_does_not_take_is_unsupported(step):
         record_of("cudnn", "sm_100", "cudnn", **{step: raising(refused)})
 
 
-@pytest.mark.parametrize(
-    ("graph", "picked"),
-    [
-        (SimpleNamespace(), ""),
-        (SimpleNamespace(selected_engine=None), "cuDNN"),
-        (SimpleNamespace(selected_engine=SimpleNamespace(name="sdpa_fwd_prefill_sm100")),
-         "sdpa_fwd_prefill_sm100"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("graph", "picked"), [
+    (SimpleNamespace(), ""),
+    (SimpleNamespace(selected_engine=None), "cuDNN"),
+    (SimpleNamespace(selected_engine=SimpleNamespace(name="sdpa_fwd_prefill_sm100")),
+     "sdpa_fwd_prefill_sm100"),
+])  # fmt: skip
 def test_which_engine_of_cudnn_ran_is_told(graph, picked):
     assert cudnn.engine_of(graph) == picked
 

@@ -62,14 +62,11 @@ def how_to_get(module: str) -> str:
     return LIBRARIES[module]["install"]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "arch", "absent", "reason"),
-    [
-        ("flashinfer.cudnn", "cuda", "sm_90", "cudnn", "cudnn is not installed; "),
-        ("aiter.dispatch@sglang", "rocm", "gfx950", "sglang", "sglang is not installed; "),
-        ("aiter.dispatch@sglang", "rocm", "gfx942", "sglang", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "kind", "arch", "absent", "reason"), [
+    ("flashinfer.cudnn", "cuda", "sm_90", "cudnn", "cudnn is not installed; "),
+    ("aiter.dispatch@sglang", "rocm", "gfx950", "sglang", "sglang is not installed; "),
+    ("aiter.dispatch@sglang", "rocm", "gfx942", "sglang", ""),
+])  # fmt: skip
 def test_what_a_row_needs_beside_its_library_is_said(monkeypatch, name, kind, arch, absent, reason):
     monkeypatch.setattr(platform, "version", lambda module: None if module == absent else "1")
     (row,) = [row for row in ROWS if row.name == name]

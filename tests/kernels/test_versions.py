@@ -19,7 +19,7 @@ class Alias:
 def test_an_alias_in_a_module_is_no_implementation():
     module = ModuleType("plain")
     vars(module)["Pairs"] = Alias()
-    assert isinstance(module.Pairs, type) and list(kernels._defined(module)) == []
+    assert isinstance(module.Pairs, type) and list(kernels._declared_in(module)) == []
 
 
 @pytest.mark.parametrize(("triton", "numpy", "interprets"), [

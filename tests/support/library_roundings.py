@@ -3,12 +3,12 @@
 import torch
 
 from kernels.attention_mistakes import AttentionOp, Wrong
-from kernels.mistakes import Mistake, kept
+from kernels.mistakes import Mistake, truncated_to
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:
     """To bf16 toward zero."""
-    return kept(8, x)
+    return truncated_to(8, x)
 
 
 def away(x: torch.Tensor) -> torch.Tensor:
@@ -23,12 +23,12 @@ def flushed(x: torch.Tensor) -> torch.Tensor:
 
 def fourteen_bits(x: torch.Tensor) -> torch.Tensor:
     """What Hopper's FP8 products keep of a sum (DeepSeek-V3 technical report, section 3.5.2)."""
-    return kept(14, x)
+    return truncated_to(14, x)
 
 
 def exp2_fast(x: torch.Tensor) -> torch.Tensor:
     """As ex2.approx.ftz: relative errors of 2^-22, subnormal numbers flushed."""
-    return kept(22, flushed(torch.exp2(x)))
+    return truncated_to(22, flushed(torch.exp2(x)))
 
 
 def exp2_cubic(x: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class WorkerHere:
         except Exception as error:
             with self.log.open("a") as log:
                 traceback.print_exc(file=log)
-            raise WorkerFailure("error", kernels.told(error)) from error
+            raise WorkerFailure("error", kernels.describe_error(error)) from error
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
@@ -103,7 +103,7 @@ def run_here(
         if plugin is not None:
             patch.setenv(kernels.PLUGINS, str(plugin))
         # As workers do, which are this process; `tune` sees to it.
-        patch.setattr(kernels, "_importing", command != "tune")
+        patch.setattr(kernels, "_imports_plugins", command != "tune")
         kernels.implementations.cache_clear()
         try:
             code = main()

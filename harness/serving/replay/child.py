@@ -65,13 +65,14 @@ class Rank:
 
     def prepare(self, arm: str, chosen: dict[str, str]) -> None:
         """Binds the places of the step, and on a GPU records them into one graph. Raises Unsupported if one
-        cannot be used, or gives no numbers. chosen: from `op` or `op:place` to implementation"""
+        cannot be used, ArithmeticError if the step gives no numbers. chosen: `op` or `op:place` to
+        implementation"""
         bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
         calls = self.calls[arm] = self.flow.calls(bound, self.places)
         for call in calls:
             call()
         if not self.flow.logits.isfinite().all():
-            raise Unsupported("the step's logits are not all finite")
+            raise ArithmeticError("the step's logits are not all finite")
         self.programs[arm] = self.timer.program([lambda: [call() for call in calls]])
         self.timer.synchronize()
 

@@ -62,6 +62,8 @@ class ReplayArm(StrictRecord):
     places_alone: milliseconds of all layers' calls of a place in turn, without the rest of the step and
                   launched as it is: for the base of all places, for an arm of the swapped ones
     difference:   of the swapped outputs from the base's, relative, in the first layer
+    failed:       why it has no times; empty: it has them
+    unsupported:  whether it failed because it cannot run here, which is no mistake
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -74,6 +76,7 @@ class ReplayArm(StrictRecord):
     places_alone: dict[str, float] = Field(default_factory=dict)
     difference: dict[str, float] = Field(default_factory=dict)
     failed: str = ""
+    unsupported: bool = False
 
     def classes_alone(self) -> dict[str, float]:
         """Milliseconds of the places by op class, the longest first."""
@@ -295,13 +298,13 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
     prepared, or is wrong, is noted and left out. Raises NothingRan if the base cannot be prepared."""
     threads, launch = default_threads(), launches(platform, None)[0]
-    failed, notes = dict[str, str](), [*plan.notes]
+    failed, unsupported, notes = dict[str, str](), set[str](), [*plan.notes]
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         environment, log = thread_environment(platform, threads), Path(scratch) / "replay.log"
         worker = WorkerProcess(RANK, environment, log, plugins=[str(path) for path in kernels.plugin_files()])
         try:
             worker.hello(platform, threads, PREPARE_S)
-            rounds = _measured(plan, launch, failed, worker, monitor)
+            rounds = _measured(plan, launch, failed, unsupported, worker, monitor)
             failed |= rounds.dropped
             differences = _differences(plan, failed, worker)
             alone = _alone(plan, {n: d for n, d in differences.items() if n not in failed}, worker, notes)
@@ -313,7 +316,8 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
     for name, chosen in plan.arms.items():
         right = name not in failed  # a wrong one has no time either
         times = _times(plan.step, name, differences[name], rounds, alone) if right else {}
-        arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
+        reason, cannot_run = failed.get(name, ""), name in unsupported
+        arms[name] = ReplayArm(chosen=chosen, failed=reason, unsupported=cannot_run, **times)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
@@ -326,9 +330,11 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
 
 
 def _measured(
-    plan: ReplayPlan, launch: str, failed: dict[str, str], worker: WorkerProcess, monitor: Monitor
-) -> Rounds:
-    """The rounds of the arms and of the base again. failed: gets the arms that cannot be prepared"""
+    plan: ReplayPlan, launch: str, failed: dict[str, str], unsupported: set[str], worker: WorkerProcess,
+    monitor: Monitor,
+) -> Rounds:  # fmt: skip
+    """The rounds of the arms and of the base again. failed: gets the arms that cannot be prepared, with the
+    reason; unsupported: gets those of them that cannot run here"""
     arms = plan.arms | {RERUN: plan.arms[BASE]}
 
     def begin(block: int, contenders: Collection[str]) -> None:
@@ -341,6 +347,8 @@ def _measured(
                 if failure.fatal or name == BASE:
                     raise
                 failed[name] = failure.reason
+                if failure.status == "unsupported":
+                    unsupported.add(name)
 
     def turn(name: str) -> float:
         if name in failed:

@@ -30,9 +30,13 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
     Kernels and copies count, or without any operators of CPU threads, each without those inside it.
     partial: takes what there is of a file that breaks off, and flags it
     """
-    recorded = read(Path(path), partial=partial)
+    return decomposed(Path(path), read(Path(path), partial=partial))
+
+
+def decomposed(path: Path, recorded: RecordedTrace) -> Trace:
+    """As `decompose`, of a trace that was read from this path."""
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
-    return _Sums(Path(path), recorded, work).trace()
+    return _Sums(path, recorded, work).trace()
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:

@@ -50,8 +50,9 @@ def serve(connection: Connection, served: Any) -> None:
                 connection.send(("unsupported", text_of(error)))
             except Exception as error:
                 traceback.print_exc()
-                told = getattr(kernels, "told", one_line)  # kernels of older commits have none
-                connection.send(("error" if _sound() else "crashed", told(error)))
+                # Kernels of older commits call it `told`, or have none.
+                describe = getattr(kernels, "describe_error", getattr(kernels, "told", one_line))
+                connection.send(("error" if _sound() else "crashed", describe(error)))
 
 
 def _sound() -> bool:

@@ -1,16 +1,16 @@
-"""AMD's AITER: its dispatching MHA and each of the kernels behind it, its Triton kernel, and its FP8 kernels,
-of which the persistent one is planned for the lengths.
+"""AMD's AITER: its dispatching MHA call and each of the kernels behind it, its Triton kernel, and its FP8
+kernels.
 
 Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/attention/mha.py,
 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
 tags from 0.1.4; of the persistent kernel aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu,
 csrc/kernels/mla/{reduce.cu,metadata/v1_2_host.cuh}, op_tests/test_mla_prefill_ps.py. Kernels are built at the
-first call. Untested on hardware.
-"""
+first call. Untested on hardware."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 from kernels.attention import needed
@@ -24,6 +24,7 @@ from kernels.vendor import Aiter
 
 
 def of_mha(name: str, needs: str, wishes: str = "") -> Function:
+    """A function of aiter.ops.mha."""
     return Function(f"aiter.{name}", f"aiter.ops.mha.{name}", needs=needs, wishes=wishes)
 
 
@@ -34,8 +35,9 @@ TRITON = Function(
     needs=VARLEN,
 )
 PER_TENSOR = of_mha("flash_attn_varlen_fp8_pertensor_func", needs=f"{VARLEN} {DESCALES}")
-# What the asm and the CK entry want beside what `flash_attn_varlen_func` takes: none has a default.
-DEFAULTS = {
+# Arguments of the asm and the CK function that `flash_attn_varlen_func` has not. They have no defaults there;
+# these values switch off what they stand for.
+SWITCHED_OFF = {
     "min_seqlen_q": 0,
     "dropout_p": 0.0,
     "logits_soft_cap": 0.0,
@@ -45,7 +47,7 @@ DEFAULTS = {
     "return_softmax_lse": False,
     "return_dropout_randval": False,
 }
-FORWARD = " ".join([VARLEN.replace("causal", "is_causal"), "out", *DEFAULTS])
+FORWARD = " ".join([VARLEN.replace("causal", "is_causal"), "out", *SWITCHED_OFF])
 ASM = of_mha("fmha_v3_varlen_fwd", needs=f"{FORWARD} how_v3_bf16_cvt")
 CK = of_mha("mha_varlen_fwd", needs=FORWARD, wishes="sink_size")
 OPUS = Function(
@@ -67,9 +69,9 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
     fits=takes("bf16"),
 )
 def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
-    that (0.1.18 or later), before asm v3; CK, which truncates, where neither fits."""
-    with contextlib.suppress(BindingError):  # an AITER without that module
+    """`flash_attn_varlen_func`, as vLLM and SGLang call it. It runs asm v3 on gfx942; on gfx950 OPUS (0.1.18
+    or later) and else asm v3; and CK, which truncates, where none of them fits."""
+    with contextlib.suppress(BindingError):  # an AITER that has no such function
         FLYDSL.find()
     return bound(DISPATCH, operands, out)
 
@@ -90,8 +92,8 @@ def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 )
 def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
-    # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
-    return bound(ASM, operands, out, **DEFAULTS, how_v3_bf16_cvt=1)
+    # 1, as in the dispatching call, means: gfx942's kernels round weights to nearest, ties away from zero.
+    return bound(ASM, operands, out, **SWITCHED_OFF, how_v3_bf16_cvt=1)
 
 
 @implementation(
@@ -104,10 +106,9 @@ def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     fits=takes("bf16"),
 )
 def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
-    builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all
-    architectures."""
-    return bound(CK, operands, out, **DEFAULTS, sink_size=0)
+    """Composable Kernel by itself. Weights and output are truncated to bf16, because module_mha_varlen_fwd is
+    built with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (aiter/jit/optCompilerConfig.json at e404860)."""
+    return bound(CK, operands, out, **SWITCHED_OFF, sink_size=0)
 
 
 @implementation(
@@ -120,7 +121,7 @@ def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     fits=takes("bf16"),
 )
 def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """The OPUS kernel by itself, which gfx950 dispatches to."""
+    """The OPUS kernel by itself, to which AITER dispatches on gfx950."""
     return bound(OPUS, o, out)
 
 
@@ -136,7 +137,7 @@ def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     workspace=allocated_bytes,
 )
 def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
+    """AITER's Triton kernel, with q and k in parts of 128 and 64 columns. The call zeroes its output."""
     return varlen(operands, TRITON)
 
 
@@ -153,20 +154,19 @@ def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     workspace=lambda sizes: sizes.queries * sizes.heads * VALUE * 2,
 )
 def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
-    """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built, with an
-    output truncated as that of `aiter.ck`. The call allocates it."""
+    """`flash_attn_varlen_fp8_pertensor_func`: CK, because no asm kernel is built for widths of 192 and 128.
+    It truncates its output as `aiter.ck` does. The call allocates the output."""
     return varlen(o, PER_TENSOR)
 
 
 # The persistent kernel
 
-TILE = 256  # query rows, and
-KEYS = 128  # keys, of its tiles
+TILE_ROWS = 256  # query rows of its tiles
+TILE_KEYS = 128  # keys of its tiles
 # Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
-
 REDUCED = "reduce_indptr reduce_final_map reduce_partial_map"
-TENSORS = ("work_metadata_ptrs", "work_indptr", "work_info work_info_set", *REDUCED.split())
+PLAN_TENSORS = ("work_metadata_ptrs", "work_indptr", "work_info work_info_set", *REDUCED.split())
 """The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
 
 INFO = Function(
@@ -189,11 +189,11 @@ PERSISTENT = Function(
 
 
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:
-    """Partial results of split tiles, as many as the library reserves on 256 compute units at most, the rows'
-    sums of exponentials, and a number for each key."""
+    """The bytes of partial results of split tiles, as many as the library reserves on 256 compute units at
+    most; of the rows' sums of exponentials; and of a page number for each key."""
     most_new, _ = sizes.longest
-    partial = min(sizes.batch + 255, 510) * -(-most_new // TILE) * TILE
-    return sizes.heads * 4 * (partial * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
+    partial_rows = min(sizes.batch + 255, 510) * math.ceil(most_new / TILE_ROWS) * TILE_ROWS
+    return sizes.heads * 4 * (partial_rows * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
 
 
 @implementation(
@@ -214,22 +214,23 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
     workspace=persistent_bytes,
 )
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
-    beforehand, by the host, and the reduction of those tiles that were split over keys."""
-    shapes: Any = bound(INFO, o, qlen_granularity=TILE)()
-    if len(shapes) != len(TENSORS):
-        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(TENSORS)}")
+    """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of the tiles, and the
+    reduction of the tiles that were split over keys. The host plans the shares before timing."""
+    shapes: Any = bound(INFO, o, qlen_granularity=TILE_ROWS)()
+    if len(shapes) != len(PLAN_TENSORS):
+        wanted = len(PLAN_TENSORS)
+        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {wanted}")
     tensors = {
         names: torch.empty(shape, dtype=dtype, device=o.q.device)
-        for names, (shape, dtype) in zip(TENSORS, shapes, strict=True)
+        for names, (shape, dtype) in zip(PLAN_TENSORS, shapes, strict=True)
     }
     lengths = {
         "seqlens_qo_indptr": o.cu_q.cpu(),
         "pages_kv_indptr": o.cu_k.cpu(),
         "context_lens": torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
     }
-    tiles = {"qhead_granularity": 1, "qlen_granularity": TILE, "kvlen_granularity": KEYS, "block_size": 1}
-    bound(PLAN, o, gqa_ratio=1, **lengths, **tiles, **needed(PLAN, tensors))()
+    tiles = {"qhead_granularity": 1, "qlen_granularity": TILE_ROWS, "kvlen_granularity": TILE_KEYS}
+    bound(PLAN, o, gqa_ratio=1, **lengths, **tiles, block_size=1, **needed(PLAN, tensors))()
     # Every key is a page of its own, in order.
     pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
     return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, tensors))

@@ -1,11 +1,10 @@
 """cuDNN's fused attention through NVIDIA's cudnn front end: a graph of one node over ragged sequences.
 
-Read at front end 1.23.0: python/cudnn/__init__.py, python/pygraph/{pygraph,sdpa}.cpp (which take arguments by
-these names), include/cudnn_frontend/{plans,node/sdpa_support_surface}.h (what each cuDNN takes, and what is
-raised for the rest), and test/python/sdpa/{fp16,fp8}.py for the ragged layout; at 1.26.0, 1.27.0, 1.29.0 and
-1.32.0 cudnn/{__init__,_pygraph}.py. From 1.27 on a graph may be run by a kernel of the front end itself, in
-CuTe, in cuDNN's place: `picked` tells. Ran on an H200 in bf16 (1.28).
-"""
+Read at front end 1.23.0: python/cudnn/__init__.py, python/pygraph/{pygraph,sdpa}.cpp (the names of
+arguments), include/cudnn_frontend/{plans,node/sdpa_support_surface}.h (what each version of cuDNN takes, and
+what is raised for the rest), and test/python/sdpa/{fp16,fp8}.py for the ragged layout; at 1.26.0, 1.27.0,
+1.29.0 and 1.32.0 cudnn/{__init__,_pygraph}.py. From 1.27 on a kernel of the front end itself, in CuTe, may
+run a graph in cuDNN's place: `picked` tells which. Ran on an H200 in bf16 (1.28)."""
 
 from __future__ import annotations
 
@@ -20,13 +19,11 @@ from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, takes
 from kernels.op import Prepared, Unsupported, implementation
 
 FP8_WEIGHTS = 256.0  # scales softmax weights, 1 at most, up into e4m3fn before they are rounded
-
 VERSIONS = (Symbol("cudnn.__version__"), Symbol("cudnn.backend_version"))
 NOT_SUPPORTED = Symbol("cudnn.cudnnGraphNotSupportedError")
 DATA_TYPE, HEURISTICS = Symbol("cudnn.data_type"), Symbol("cudnn.heur_mode")
 CREATE_HANDLE = Function("cudnn.create_handle")
 SET_STREAM = Function("cudnn.set_stream", needs="handle stream")
-
 GRAPH = Function("cudnn.pygraph", needs="io_data_type intermediate_data_type compute_data_type handle")
 TENSOR = Function("cudnn.pygraph.tensor", needs="dim stride data_type uid")
 SDPA = Function(
@@ -59,25 +56,25 @@ NODE = tuple(
     since="1.13",
     requires="nvidia-cudnn-frontend 1.13 or later and cuDNN 9.10.2 or later, CUDA sm_90 or later; "
     "FP8: cuDNN 9.19 or later, sm_100 or later",
-    archs=("sm_90", *vendor.BLACKWELL, "sm_120"),  # those that ragged sequences need
+    archs=("sm_90", *vendor.BLACKWELL, "sm_120"),  # which take ragged sequences
     activations="fp8",
     symbols=(
         *(*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM),
         *(GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE),
     ),
     fits=takes("bf16", "fp8"),
-    # What a plan asks for is known once it is built; forward plans have asked for little.
+    # A guess: a plan's workspace is known only when it is built, and those of forward plans have been small.
     workspace=lambda sizes: 32 << 20,
 )
 def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-    """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128, causal from the bottom right."""
+    """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128 and a causal mask that ends at the bottom right."""
     import torch
 
     handle, set_stream, not_supported = CREATE_HANDLE.bind()(), SET_STREAM.find(), NOT_SUPPORTED.find()
     with refusals(not_supported):
-        graph, tensors = built(o, out, handle)
+        graph, tensors = graph_of(o, out, handle)
         graph.validate()
-    with refusals(not_supported, RuntimeError):  # cuDNN's, where it has no plan
+    with refusals(not_supported, RuntimeError):  # which is raised where cuDNN has no plan
         graph.build_operation_graph()
         modes = HEURISTICS.find()
         PLAN.bind([modes.A, modes.FALLBACK], method_of=graph)()
@@ -96,14 +93,16 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
 
 def engine_of(graph: Any) -> str:
-    """The front end's own kernel, or cuDNN's; before 1.27 there is no such choice."""
-    return getattr(graph.selected_engine, "name", "cuDNN") if hasattr(graph, "selected_engine") else ""
+    """The name of the front end's own kernel that runs the graph, or `cuDNN`; empty before 1.27."""
+    if not hasattr(graph, "selected_engine"):
+        return ""
+    return getattr(graph.selected_engine, "name", "cuDNN")
 
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """What a version or an architecture does not take is told while a graph is built and planned; what cannot
-    be called as it is here is an error."""
+    """Raises Unsupported in place of these exceptions: by them a version of cuDNN refuses what it or the
+    architecture does not take, while a graph is built and planned. Other exceptions are errors of the row."""
     try:
         yield
     except kinds as error:
@@ -112,49 +111,50 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise Unsupported(f"cudnn {frontend} with cuDNN {backend()}: {reason}") from error
 
 
-def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
-    """A graph of cudnn, and its tensors by number: a call gives their addresses."""
-    types, bound = DATA_TYPE.find(), dict[int, torch.Tensor]()
-    kinds = {
+def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+    """A graph of cudnn, and its tensors by their numbers in it. A call gets the tensors."""
+    types, tensors = DATA_TYPE.find(), dict[int, torch.Tensor]()
+    data_types = {
         torch.bfloat16: types.BFLOAT16,
         torch.float8_e4m3fn: types.FP8_E4M3,
         torch.float32: types.FLOAT,
         torch.int32: types.INT32,
         torch.int64: types.INT64,
     }
-    computes = {"intermediate_data_type": types.FLOAT, "compute_data_type": types.FLOAT}
-    graph = GRAPH.bind(io_data_type=kinds[o.q.dtype], **computes, handle=handle)()
+    in_fp32 = {"intermediate_data_type": types.FLOAT, "compute_data_type": types.FLOAT}
+    graph = GRAPH.bind(io_data_type=data_types[o.q.dtype], **in_fp32, handle=handle)()
 
-    def number(tensor: torch.Tensor) -> int:
-        bound[len(bound) + 1] = tensor
-        return len(bound)
+    def numbered(tensor: torch.Tensor) -> int:
+        """Adds a tensor, and returns its number."""
+        tensors[len(tensors) + 1] = tensor
+        return len(tensors)
 
     def node(tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:
-        uid = number(tensor)
-        return TENSOR.bind(
-            method_of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=uid
-        )()
+        uid = numbered(tensor)
+        data_type = data_types[tensor.dtype]
+        return TENSOR.bind(method_of=graph, dim=dims, stride=strides, data_type=data_type, uid=uid)()
 
     def small(values: torch.Tensor) -> Any:
         """A node for values [n], as [n, 1, 1, 1]."""
         return node(values.view(-1, 1, 1, 1), [len(values), 1, 1, 1], [1] * 4)
 
-    heads, (most_new, longest) = o.q.shape[1], o.sizes.longest
+    heads = o.q.shape[1]
+    most_new, most_keys = o.sizes.longest
     ragged = {
         "q": (o.cu_q, most_new, WIDTH),
-        "k": (o.cu_k, longest, WIDTH),
-        "v": (o.cu_k, longest, VALUE),
+        "k": (o.cu_k, most_keys, WIDTH),
+        "v": (o.cu_k, most_keys, VALUE),
         "out": (o.cu_q, most_new, VALUE),
     }
     shapes, begins = {}, {}
     for name, (starts, tokens, width) in ragged.items():
-        # Sizes, and strides of tokens that follow each other.
+        # As if all sequences were as long as the longest: offsets tell where each sequence begins.
         strides = [tokens * heads * width, width, heads * width, 1]
         shapes[name] = [len(o.sequences), heads, tokens, width], strides
-        begins[name] = small(starts.long() * (heads * width))  # of each sequence, in elements
+        begins[name] = small(starts.long() * (heads * width))  # in elements
     nodes = {name: node(tensor, *shapes[name]) for name, tensor in o.live_tensors().items()}
-    for name, given in nodes.items():
-        given.set_ragged_offset(begins[name])
+    for name, operand in nodes.items():
+        operand.set_ragged_offset(begins[name])
     options = {
         "seq_len_q": small(o.cu_q.diff()),
         "seq_len_kv": small(o.cu_k.diff()),
@@ -170,13 +170,14 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         scales = {f"descale_{name[0]}": descale for name, descale in o.descales.items()}
         for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
             scales[name] = torch.full((1,), scale, device=o.q.device)
-        of_scales = {name: small(scale) for name, scale in scales.items()}
-        attended, _, *largest = SDPA_FP8.bind(method_of=graph, **nodes, **of_scales, **options)()
-        for most in largest:
-            uid = number(torch.empty(1, 1, 1, 1, device=o.q.device))
-            most.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
-            most.set_data_type(types.FLOAT)
+        scale_nodes = {name: small(scale) for name, scale in scales.items()}
+        # It also gives the statistics, and the largest magnitudes of the weights and of the output.
+        attended, _, *largest = SDPA_FP8.bind(method_of=graph, **nodes, **scale_nodes, **options)()
+        for magnitude in largest:
+            uid = numbered(torch.empty(1, 1, 1, 1, device=o.q.device))
+            magnitude.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
+            magnitude.set_data_type(types.FLOAT)
     dims, strides = shapes["out"]
-    attended.set_uid(number(out)).set_output(True).set_dim(dims).set_stride(strides)
+    attended.set_uid(numbered(out)).set_output(True).set_dim(dims).set_stride(strides)
     attended.set_data_type(types.BFLOAT16).set_ragged_offset(begins["out"])
-    return graph, bound
+    return graph, tensors

@@ -1,10 +1,9 @@
-"""FlashAttention 2, 3 and 4, each a package of its own; 3 and 4 within both engines too.
+"""FlashAttention 2, 3 and 4, each a package of its own; 3 also within both engines, 4 also within vLLM.
 
 Read at 2026-08: flash_attn/flash_attn_interface.py (2.8.3), hopper/flash_attn_interface.py and
 hopper/flash_api.cpp (3.0.0), flash_attn/cute/interface.py (4.0.0b36); vllm_flash_attn/flash_attn_interface.py
 of vLLM 0.33, with how its v1/attention/backends/mla/prefill/flash_attn.py calls it; sgl_kernel/flash_attn.py
-of sglang-kernel 0.4.10. Their varlen calls allocate the output. Untested on hardware.
-"""
+of sglang-kernel 0.4.10. Their varlen calls allocate the output. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def with_fp8(place: str, needs: str = VARLEN) -> tuple[Function, Function]:
     return function, function.needing(DESCALES, when="dtype=fp8")
 
 
-# flash_attn may be installed without its kernels, because FlashAttention 4 lives in it.
+# Not `flash_attn` itself: FlashAttention 4 lives in it, so that it may be installed without the kernels of 2.
 FA2 = Function("flash_attn.flash_attn_interface.flash_attn_varlen_func", needs=VARLEN)
 FA3 = with_fp8("flash_attn_interface.flash_attn_varlen_func")
 FA4 = Function(
@@ -35,16 +34,13 @@ FA4 = Function(
 )
 VLLM = with_fp8("vllm.vllm_flash_attn.flash_attn_varlen_func", f"{VARLEN} fa_version num_splits")
 SGLANG = with_fp8("sgl_kernel.flash_attn.flash_attn_varlen_func")
-
 FROM_HOPPER = ("sm_90", *vendor.BLACKWELL)
-
-
 TAKES_BOTH: dict[str, Any] = {
     "activations": "fp8",
     "fits": takes("bf16", "fp8"),
     "workspace": allocated_bytes,
 }
-"""What the rows declare that take FP8 operands too."""
+"""What the rows that also take FP8 operands declare."""
 
 
 @implementation(
@@ -58,7 +54,7 @@ TAKES_BOTH: dict[str, Any] = {
     workspace=lambda sizes: padded_bytes(sizes) + allocated_bytes(sizes, WIDTH),
 )
 def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """It takes one head size only: v is 192 wide, filled up with zeros, as vLLM calls it."""
+    """It takes one head size only, so that v is filled up with zeros to a width of 192, as in vLLM."""
     return varlen(operands, FA2, padded(operands.v))
 
 
@@ -70,8 +66,7 @@ def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """Hopper's kernels, which take widths of 192 and 128 as they are. With FP8 they round the softmax weights
-    to e4m3fn."""
+    """Hopper's kernels, which take widths of 192 and 128. With FP8 they round softmax weights to e4m3fn."""
     return attend(operands, FA3)
 
 
@@ -111,8 +106,7 @@ def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
     workspace=allocated_bytes,
 )
 def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """The kernels in CuTe for Hopper and Blackwell, which take widths of 192 and 128 as they are. The public
-    call takes no descales."""
+    """The kernels in CuTe, which take widths of 192 and 128. The public call takes no descales."""
     return varlen(operands, FA4, num_splits=1)
 
 
@@ -129,14 +123,14 @@ def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits. It takes FP8 on
-    Blackwell only."""
+    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits."""
     return attend(operands, VLLM, fa_version=4, num_splits=0)
 
 
 def attend(o: MhaPrefillOperands, functions: tuple[Function, Function], **further: Any) -> Prepared:
+    """The call for the operands' dtype. functions: a pair of `with_fp8`"""
     of_bf16, of_fp8 = functions
-    # fp32 [batch, heads]: the descale of the tensor for each.
+    # fp32 [batch, heads]: the descale of the tensor, once for each head of each sequence.
     shape = (len(o.sequences), o.q.shape[1])
     descales = {name: descale.expand(shape).contiguous() for name, descale in o.descales.items()}
     return varlen(o, of_fp8 if o.is_fp8 else of_bf16, **descales, **further)

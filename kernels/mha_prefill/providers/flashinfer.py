@@ -1,10 +1,9 @@
-"""FlashInfer's prefill over ragged keys: its wrapper by backend, and TensorRT-LLM's kernels beside it.
+"""FlashInfer's prefill over ragged keys: a row for each backend of its wrapper, and TensorRT-LLM's kernels.
 
 Read at 0.6.18 and 0.7.2.post1: flashinfer/prefill.py, flashinfer/utils.py, flashinfer/cudnn/prefill.py; at
 0.6.18 tests/attention/{test_cudnn_prefill_deepseek,test_blackwell_fmha,test_trtllm_gen_attention_prefill}.py;
 signatures at the tags from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. fa2, fa3 and
-cuDNN ran on an H200 (0.6.16); others are untested on hardware.
-"""
+cuDNN ran on an H200 (0.6.16); others are untested on hardware."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 
 WORKSPACE = 384 << 20  # room for partial results: vLLM's VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
 PLAN_BYTES = 8 << 20  # what the wrapper allocates for its plan
-
 WRAPPER = "BatchPrefillWithRaggedKVCacheWrapper"
 PLACES = (f"flashinfer.{WRAPPER}", f"flashinfer.prefill.{WRAPPER}")
 SIZES = "num_qo_heads num_kv_heads head_dim_qk head_dim_vo causal sm_scale q_data_type kv_data_type"
@@ -41,8 +39,8 @@ PLAN_CUDNN = PLAN.needing(
 )
 RUN = method("run", needs="q k v out")
 RUN_FP8 = RUN.needing("q_scale k_scale v_scale", when="dtype=fp8")
-RUN_0_7_1 = method("run", wishes="lse_base")  # which came together with offsets in tokens for cuDNN
-
+# `lse_base` came in 0.7.1, together with offsets for cuDNN that count tokens: it tells these versions.
+RUN_0_7_1 = method("run", wishes="lse_base")
 TRTLLM = Function(
     "flashinfer.prefill.trtllm_ragged_attention_deepseek",
     "flashinfer.trtllm_ragged_attention_deepseek",
@@ -54,7 +52,7 @@ CUTE_DSL = TRTLLM.needing("backend", when="flashinfer.cute_dsl")
 
 
 class Fa2(FlashInfer):
-    """The wrapper of a backend, planned for the lengths."""
+    """The wrapper with one of its backends, planned for the lengths before timing."""
 
     name = "flashinfer.fa2"
     since = "0.2.3"
@@ -84,7 +82,7 @@ class Fa2(FlashInfer):
 
 
 class Fa3(Fa2):
-    """It has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)."""
+    """It takes FP8 with equal head sizes only (csrc/batch_prefill_fp8_sm90.cu), so not here."""
 
     name = "flashinfer.fa3"
     requires = "flashinfer-python 0.2.3 or later, CUDA sm_90"
@@ -92,8 +90,7 @@ class Fa3(Fa2):
 
 
 class Cutlass(Fa2):
-    """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
-    0.33)."""
+    """vLLM 0.33 asks for it in v1/attention/backends/mla/prefill/flashinfer.py."""
 
     name = "flashinfer.cutlass"
     since = "0.6.0"
@@ -104,13 +101,13 @@ class Cutlass(Fa2):
     dtypes = ("bf16", "fp8")
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan)."""
+        """32 MiB more, and three tables of a plan (fmha_varlen and fmha_varlen_plan)."""
         return super().workspace(sizes) + (32 << 20) + 3 * 4 * 131072
 
 
 class CudnnGraph(Fa2):
-    """cuDNN's graph as FlashInfer builds it; the row `cudnn` is the same graph without that. Offsets are in
-    tokens from 0.7.1 on, in elements before (`plan` of both says so)."""
+    """cuDNN's graph as FlashInfer builds it; the row `cudnn` is the same graph without FlashInfer. Offsets
+    count tokens from 0.7.1 on, elements before (the docstrings of `plan` say so)."""
 
     name = "flashinfer.cudnn"
     since = "0.6.2"
@@ -120,8 +117,8 @@ class CudnnGraph(Fa2):
     symbols = (MAKE, PLAN_CUDNN, RUN)
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
-        most = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
-        in_range = need(most < 1 << 31, "its offsets in elements are int32: too many tokens")
+        largest_offset = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
+        in_range = need(largest_offset < 1 << 31, "its offsets in elements are int32: too many tokens")
         return Support.all_of(super().fits(sizes), in_range)
 
     def prepare(self, o: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -161,15 +158,15 @@ def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     workspace=lambda sizes: WORKSPACE + PLAN_BYTES,
 )
 def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """The same entry with FlashInfer's own kernels in CuTe. At this width they are of FP8: none is published
-    for bf16, and one compiled would want 256 KiB of shared memory
+    """The same function with FlashInfer's own kernels in CuTe. At this width they take FP8 alone: none is
+    published for bf16, and one that is compiled would need 256 KiB of shared memory
     (flashinfer/attention/cute_dsl/fmha.py, flashinfer/cute_dsl/attention/fmha/fmha.py)."""
     return deepseek(operands, out, CUTE_DSL, backend="cute-dsl")
 
 
 def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **further: Any) -> Call:
-    # Versions that look for empty sequences would ask the device in every call: where they can be told that
-    # there are none, as vLLM does, they are told; else they get the lengths.
+    """A version that looks for empty sequences would ask the device for the lengths in every call: it is told
+    that there are none, as by vLLM, or else it gets the lengths on the host."""
     if TRTLLM.takes("skip_all_rows_active_check"):
         further["skip_all_rows_active_check"] = True
     else:
@@ -179,7 +176,7 @@ def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **fur
         function,
         o,
         out,
-        # Zeros: its counters start from them.
+        # Zeros, because counters in it start at 0.
         workspace_buffer=torch.zeros(WORKSPACE, dtype=torch.uint8, device=out.device),
         seq_lens=o.cu_k.diff(),
         bmm1_scale=o.score_scale,

@@ -1,6 +1,5 @@
 """MHA prefill in plain torch: the obvious code; torch's fused attention, in a call for each sequence or in
-one for all; and flex_attention, which torch's compiler makes for all sequences at once.
-"""
+one for all; and flex_attention, which torch compiles, for all sequences at once."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels import platform as platforms
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import allocated_bytes, padded, padded_bytes, reading
+from kernels.mha_prefill.layouts import allocated_bytes, inputs_with, padded, padded_bytes
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, Sequence, takes
 from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
@@ -21,13 +20,16 @@ from kernels.support import Support, need
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-ROWS = 256  # query rows at once: all heads' scores of a whole sequence would not fit
+ROWS = 256  # query rows at once: the scores of a whole sequence would not fit into memory
 
 
 def naive_bytes(sizes: MhaPrefillSizes) -> int:
+    """The bytes of the keys and values of the longest sequence, twice, and for ROWS rows three times those of
+    scores, queries and results. All are fp32."""
     _, longest = sizes.longest
+    per_key = 2 * (WIDTH + VALUE)
     of_rows = 3 * ROWS * (longest + 2 * WIDTH + 2 * VALUE)
-    return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + of_rows)
+    return 4 * sizes.heads * (longest * per_key + of_rows)
 
 
 @implementation("torch.naive", requires="torch", rebinds=True, scratch=naive_bytes)
@@ -52,25 +54,26 @@ def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """[heads, rows, 128] of q [heads, rows, 192], k [heads, keys, 192], v [heads, keys, 128], all fp32, with
-    hidden [rows, keys] true where the mask hides a key: product, mask, softmax, product."""
+    """The output [heads, rows, 128] by product, mask, softmax and product, all in fp32.
+
+    q: [heads, rows, 192]; k: [heads, keys, 192]; v: [heads, keys, 128]
+    hidden: true where the mask hides a key, bool [rows, keys]"""
     scores = q @ k.transpose(1, 2) * scale
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
 
 class Sdpa(Implementation):
-    """scaled_dot_product_attention, by the kernel that torch chooses. FP8 operands are made bf16 first: that
-    is exact for q and k, because their descales are in the softmax scale, while v is multiplied by its own
-    and rounded."""
+    """scaled_dot_product_attention, with the kernel that torch chooses. FP8 operands are made bf16 first.
+    That is exact for q and k, whose descales are in the softmax scale; v times its descale is rounded."""
 
     name = "torch.sdpa"
     requires = "torch"
     rebinds = True
 
-    # The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any.
+    # The only kernel that a row allows, by its name in torch.nn.attention.SDPBackend; empty: any.
     backend: ClassVar[str] = ""
-    # v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write it so; the
-    # output's columns from the 128th on are dropped.
+    # v is filled up to the width of q and k, because torch's flash kernels take one head size. The filling is
+    # not timed: kv_b's product could write v so. The output's columns from the 128th on are dropped.
     padded: ClassVar[bool] = True
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")  # platforms that have the kernel
 
@@ -78,9 +81,11 @@ class Sdpa(Implementation):
         return Support.all_of(platform.is_a(*self.kinds), super().available(platform))
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """v in its layout and FP8 operands made bf16."""
-        widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
-        return widened * sizes.heads * 2 + (padded_bytes(sizes) if self.padded else 0)
+        """v filled up, and FP8 operands made bf16 (v twice, without and with its descale)."""
+        of_v = padded_bytes(sizes) if self.padded else 0
+        if sizes.dtype != "fp8":
+            return of_v
+        return of_v + 2 * sizes.heads * (sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE))
 
     def scratch(self, sizes: MhaPrefillSizes) -> int:
         """The mask of the longest sequence, written out, and the call's own output for it."""
@@ -88,52 +93,53 @@ class Sdpa(Implementation):
         return longest + sizes.longest[0] * sizes.heads * WIDTH * 2
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        """FP8 operands are made bf16 within the call, before the call that takes those."""
+        """With FP8 operands the call first makes them bf16."""
         o = operands
         if not o.is_fp8:
             return self.in_bf16(o, out)
         in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
         no_descales = dict.fromkeys(o.descales)
         inner = self.in_bf16(o.replaced(**in_bf16, **no_descales, scale=o.score_scale), out)
-        read = inner.inputs()
+        inputs = inner.inputs()
 
         def call() -> None:
-            read["q"].copy_(o.q)
-            read["k"].copy_(o.k)
-            torch.mul(o.v.bfloat16(), o.v_descale, out=read["v"])
+            inputs["q"].copy_(o.q)
+            inputs["k"].copy_(o.k)
+            torch.mul(o.v.bfloat16(), o.v_descale, out=inputs["v"])
             inner.call()
 
         return Prepared(o, out, call)
 
     def in_bf16(self, o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        """The call on bf16 operands."""
         import torch.nn.attention
 
         v = padded(o.v) if self.padded else o.v
         masks = [causal(s, out.device) for s in o.sequences]
-        held: Callable[[], Any] = contextlib.nullcontext
+        kernel_choice: Callable[[], Any] = contextlib.nullcontext
         if self.backend:
-            self.ask(o, v, masks)
+            self.require_kernel(o, v, masks)
             kernel = getattr(torch.nn.attention.SDPBackend, f"{self.backend.upper()}_ATTENTION")
-            held = functools.partial(torch.nn.attention.sdpa_kernel, kernel)
+            kernel_choice = functools.partial(torch.nn.attention.sdpa_kernel, kernel)
 
         def call() -> None:
-            with held():
+            with kernel_choice():
                 for sequence, mask in zip(o.sequences, masks, strict=True):
                     attended = torch.nn.functional.scaled_dot_product_attention(
                         *batched(o, v, sequence), attn_mask=mask, scale=o.scale
                     )
                     out[sequence.queries] = attended[0, ..., :VALUE].transpose(0, 1)
 
-        return Prepared(o, out, call, inputs=reading(o, v))
+        return Prepared(o, out, call, inputs=inputs_with(o, v))
 
-    def ask(self, o: MhaPrefillOperands, v: torch.Tensor, masks: list[torch.Tensor]) -> None:
-        """Raises Unsupported where torch lacks the kernel for these operands: in the call that would be an
-        error."""
+    def require_kernel(self, o: MhaPrefillOperands, v: torch.Tensor, masks: list[torch.Tensor]) -> None:
+        """Raises Unsupported where torch has no such kernel for these operands; the call would fail."""
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
-            written_out = mask if type(mask) is torch.Tensor else None
-            params = (*batched(o, v, sequence), written_out, 0.0, sequence.prefix == 0, False)
-            if not can_use(torch.backends.cuda.SDPAParams(*params), False):
+            dense_mask = mask if type(mask) is torch.Tensor else None  # not torch's causal bias
+            dropout, is_causal, enable_gqa = 0.0, sequence.prefix == 0, False
+            params = (*batched(o, v, sequence), dense_mask, dropout, is_causal, enable_gqa)
+            if not can_use(torch.backends.cuda.SDPAParams(*params), False):  # False: without warnings
                 raise Unsupported(
                     f"this torch's {self.backend} kernel does not take {sequence.new} queries over "
                     f"{sequence.length} keys with v {v.shape[-1]} wide on this device"
@@ -141,8 +147,8 @@ class Sdpa(Implementation):
 
 
 class Flash(Sdpa):
-    """On ROCm this is AOTriton's flash attention, which torch's build carries (CK only where
-    torch.backends.cuda.preferred_rocm_fa_library was set to that): its row there, and it has no other."""
+    """On ROCm this is AOTriton's flash attention, which torch's build carries (CK's only where
+    torch.backends.cuda.preferred_rocm_fa_library was set to CK). AOTriton has no rows of its own."""
 
     name = "torch.sdpa_flash"
     requires = "torch's build for CUDA or ROCm (there AOTriton)"
@@ -151,7 +157,7 @@ class Flash(Sdpa):
 
 
 class Efficient(Flash):
-    """On ROCm AOTriton too, by torch's other entry, which takes v as narrow as it is."""
+    """On ROCm this is AOTriton's too, by torch's other entry, which takes v with a width of its own."""
 
     name = "torch.sdpa_efficient"
     backend = "efficient"
@@ -166,8 +172,8 @@ class Cudnn(Sdpa):
     padded = False
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
-        fresh = sizes.keys == sizes.queries
-        return need(fresh, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
+        nothing_cached = sizes.keys == sizes.queries
+        return need(nothing_cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
 
 
 def batched(
@@ -179,13 +185,13 @@ def batched(
 
 
 def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
-    """The mask [new, length]: torch's own bias, which its kernels know as causal. On ROCm they align that to
-    the first key and not to the last: there it is written out if tokens are cached."""
+    """The mask [new, length]: torch's own bias, which its kernels recognise as causal. On ROCm they align it
+    to the first key, not to the last: there the mask is a dense bool tensor if tokens are cached."""
     from torch.nn.attention.bias import causal_lower_right
 
     if sequence.prefix and platforms.of(device).kind == "rocm":
-        every = torch.ones(sequence.new, sequence.length, dtype=torch.bool, device=device)
-        return every.tril_(sequence.prefix)
+        mask = torch.ones(sequence.new, sequence.length, dtype=torch.bool, device=device)
+        return mask.tril_(sequence.prefix)
     return causal_lower_right(sequence.new, sequence.length)
 
 
@@ -203,23 +209,25 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         raise Unsupported("this torch has no torch.nn.attention.varlen (2.10 or later has)") from None
-    takes = inspect.signature(varlen_attn).parameters
+    parameters = inspect.signature(varlen_attn).parameters
     attend = cast("Callable[..., torch.Tensor]", varlen_attn)  # its signature differs by version
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-    if "scale" in takes:  # those without take q's width ** -0.5, as here
+    options: dict[str, Any] = {"is_causal": True}
+    if "window_size" in parameters:
+        options = {"window_size": (-1, 0)}  # all keys before a query's own, none behind it
+    if "scale" in parameters:  # without it the scale is (q's width) ** -0.5, which is the same
         options["scale"] = o.scale
     v = padded(o.v)
 
     def call() -> None:
         out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.sizes.longest, **options)[..., :VALUE])
 
-    return Prepared(o, out, call, inputs=reading(o, v))
+    return Prepared(o, out, call, inputs=inputs_with(o, v))
 
 
 # By the compiler
 
-BLOCK = 128  # rows of the mask's blocks, and keys
-SHAPES = 256  # one process may compile for so many; beyond torch's default of 8 they would run unfused
+BLOCK = 128  # rows and keys of a block of the mask
+MOST_SHAPES = 256  # for which one process may compile; torch would run those beyond its limit of 8 unfused
 
 
 @implementation(
@@ -228,7 +236,7 @@ SHAPES = 256  # one process may compile for so many; beyond torch's default of 8
     available=lambda platform: platform.compiler(),
     per_size=True,
     fits=takes("bf16"),
-    # The mask's tables, which backward products would read too.
+    # The mask's tables, with those of the backward pass, which torch makes too.
     workspace=lambda sizes: (
         sizes.queries * 16 + (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1) * 4 * 8
     ),
@@ -238,7 +246,7 @@ def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = SHAPES
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
     mask = block_mask(o)
     attend = torch.compile(flex_attention, dynamic=False)
 
@@ -252,7 +260,7 @@ def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 
 def block_mask(o: MhaPrefillOperands) -> BlockMask:
-    """Which blocks of keys a block of query rows sees, wholly or in part. It is found for one block of rows
+    """Which blocks of keys each block of query rows sees, wholly or in part. One block of rows is looked at
     after the other, because a mask of all rows and keys would take gigabytes."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -264,23 +272,23 @@ def block_mask(o: MhaPrefillOperands) -> BlockMask:
         return (key >= first_key[row]) & (key <= own_key[row])
 
     keys = torch.arange(-(-len(o.k) // BLOCK) * BLOCK, device=o.q.device)
-    by_any, by_all = [], []
+    seen_in_part, seen_wholly = [], []
     for rows in torch.arange(len(o.q), device=o.q.device).split(BLOCK):
         seen = sees(0, 0, rows[:, None], keys).unflatten(1, (-1, BLOCK))
-        by_any.append(seen.any(0).any(-1))
-        by_all.append(seen.all(0).all(-1))
-    full = torch.stack(by_all)
+        seen_in_part.append(seen.any(0).any(-1))
+        seen_wholly.append(seen.all(0).all(-1))
+    full = torch.stack(seen_wholly)
     return BlockMask.from_kv_blocks(
-        *_listed(torch.stack(by_any) & ~full),
-        *_listed(full),
+        *_counts_and_order(torch.stack(seen_in_part) & ~full),
+        *_counts_and_order(full),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(len(o.q), len(o.k)),
     )
 
 
-def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many blocks of keys each block of rows sees, and which, those first: int32 [1, 1, rows] and
-    [1, 1, rows, keys] of a bool [rows, keys]."""
+def _counts_and_order(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks of keys each block of rows sees, int32 [1, 1, rows], and the numbers of all blocks of
+    keys with those first, int32 [1, 1, rows, keys]. seen: bool [rows, keys], both in blocks"""
     order = torch.argsort((~seen).int(), dim=-1, stable=True)
     return seen.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]

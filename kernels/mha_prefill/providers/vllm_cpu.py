@@ -1,5 +1,5 @@
-"""vLLM's CPU kernels for prefill: the one that SGLang and vLLM built for x86-64 servers, and what vLLM itself
-runs for MLA, dense attention in torch, one request after the other."""
+"""vLLM's prefill on x86-64 servers: the kernel that SGLang and vLLM built for these, and what vLLM runs
+itself for MLA: dense attention in torch, one request after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kernels.support import Support, need
 from kernels.vendor import Vllm, VllmCpu, vllm_operator
 
 EXTEND = vllm_operator("extend_attention_cpu", positions=18)
-
 PLACE = "vllm.v1.attention.backends.mla.prefill.cpu_sdpa.CPUSDPAMLAPrefillBackend"
 BACKEND = Symbol(PLACE)
 ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
@@ -25,25 +24,30 @@ ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
     fits=takes("bf16"),
-    # Its table of rows, and the new tokens' keys and values where they are apart from cached ones.
+    # The table of rows, and copies of the new tokens' keys and values.
     workspace=lambda sizes: 8 * sizes.batch * sizes.longest[1] + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-    """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
-    causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
-    backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
-    (k, v, copy), (most_new, longest) = new_tokens(o), o.sizes.longest
+    """`extend_attention_cpu` (SGLang's CPU kernel): it attends to the cached keys, whose rows a table gives,
+    then to the new ones with a causal mask. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has
+    them, AVX-512 where not. vLLM's backend AMX_MLA calls it absorbed, on the latents; SGLang's backend
+    `intel_amx` calls it as here, with heads."""
+    k, v, update = new_tokens(o)
+    most_new, longest = o.sizes.longest
     table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):
         row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
-    lengths = torch.tensor([s.length for s in o.sequences]), torch.tensor([s.new for s in o.sequences])
-    places = (table, torch.arange(len(o.sequences)), *lengths, o.cu_q[:-1].long())
-    given = (o.q, k, v, out, o.k, o.v, *places, most_new, o.scale)
-    return Prepared(o, out, EXTEND.bind(*given, 0.0, False, 0, None, None), after_load=copy)
+    table_rows = torch.arange(len(o.sequences))
+    lengths = torch.tensor([s.length for s in o.sequences])
+    new = torch.tensor([s.new for s in o.sequences])
+    arguments = (o.q, k, v, out, o.k, o.v, table, table_rows, lengths, new, o.cu_q[:-1].long(), most_new)
+    # The last five are logit_cap, is_cross_attn, sliding_window_size, encoder_lens and sinks.
+    call = EXTEND.bind(*arguments, o.scale, 0.0, False, 0, None, None)
+    return Prepared(o, out, call, after_load=update)
 
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
-    """Scores, mask and probabilities of the longest sequence, its operands in fp32, the output twice."""
+    """The bytes of the longest sequence's scores, three times, mask and operands, and of two outputs."""
     longest, _ = sizes.longest
     scores = longest * longest * (3 * 4 * sizes.heads + 1)
     operands = longest * sizes.heads * 4 * (2 * WIDTH + 3 * VALUE)
@@ -67,6 +71,7 @@ def dense_bytes(sizes: MhaPrefillSizes) -> int:
 def dense(o: MhaPrefillOperands, out: None) -> Call:
     """`CPUSDPAMLAPrefillBackend._ragged_sdpa` of vLLM 0.32: the scores of all heads in fp32, written out."""
     backend_class = BACKEND.find()
-    backend = backend_class.__new__(backend_class)  # the function reads its scale alone
+    # Without the engine's settings that its constructor wants: the function reads the scale alone.
+    backend = backend_class.__new__(backend_class)
     backend.scale = o.score_scale
     return ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, True, False, method_of=backend)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.attention import BYTES
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import NOPE, ROPE, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
+from kernels.mha_prefill.operands import NOPE, ROPE, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes
 from kernels.op import Call
-from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
 
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-PAD = 128  # a sequence's turned values are filled up to a multiple of so many keys; at least a step's
+# Transposed values ("turned" below) have a row for each column of v, in which the keys of a sequence are side
+# by side. Each sequence is filled up to a multiple of so many keys, which a step divides.
+PAD = 128
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,21 @@ class FlashConfig:
     rows: int  # query rows
     keys: int  # keys of a step of its loop; divides PAD
     warps: int = 4
-    stages: int = 2
+    stages: int = 2  # of the pipeline of its loop
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
     waves: int = 0  # waves of a SIMD for which AMD's compiler must leave registers; 0: it decides
-    turned: bool = False  # a kernel before it writes FP8 values so that keys are side by side
+    turned: bool = False  # another kernel transposes FP8 values first
 
 
 def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
-    """Whether FP8 values may be needed with keys side by side: wgmma takes no other layout, and gfx942 loads
-    others only by shuffling bytes. sm_100 takes both, gfx950 has a load that transposes."""
+    """Whether it may pay to transpose values: wgmma takes FP8 values with keys side by side alone, and gfx942
+    loads other layouts only by shuffling bytes. sm_100 takes both, gfx950 has a load that transposes."""
     return sizes.dtype == "fp8" and target.arch in ("sm_90", "gfx942")
 
 
 # Chosen by compiling with Triton 3.6 and 3.7, not yet by measuring. None of them spills, every product uses
-# the fastest instruction, and no product is serialised. On AMD two programs fit on a compute unit, which
-# Triton 3.6 has to be told (`waves`).
+# the fastest instruction, and no product is serialised. On AMD two programs fit on a compute unit, for which
+# Triton 3.6 leaves registers only with `waves`.
 HEURISTIC = {
     "cuda bf16": FlashConfig(128, 128, warps=8, stages=2),
     "cuda fp8": FlashConfig(128, 128, warps=8, stages=2),
@@ -61,58 +62,57 @@ HEURISTIC = {
 
 
 def columns(keys: int, batch: int) -> int:
-    """Columns of turned values: each sequence begins at a multiple of PAD."""
+    """The columns of turned values [heads * 128, columns]: an upper bound, as each sequence begins at a
+    multiple of PAD. keys: of all sequences"""
     return (keys // PAD + batch) * PAD
 
 
-# Seconds that the interpreter takes on one core of a Zen 4 server for a step over 128 rows and 128 keys, and
-# again for a program outside its steps. FP8 takes longer because its codes are widened.
+# Seconds that the interpreter takes on one core of a Zen 4 server for a step over 128 rows and 128 keys; a
+# program takes as long again outside its steps. FP8 takes longer because its codes are widened.
 INTERPRETED_STEP_S = {"bf16": 4e-3, "fp8": 1e-2}
 
 
 class FlashVarlen(SuiteTriton):
-    """One program per tile of a sequence's query rows; blocks of keys above the diagonal are skipped, only
-    those on it are masked. q and k are multiplied in parts of 128 and 64, nothing is padded. FP8 operands go
-    to FP8 products, the softmax weights rounded to FP8 too, scaled up to use the format's range.
+    """There is a program for each tile of a sequence's query rows. Blocks of keys above the diagonal are
+    skipped, and only those on it are masked. q and k are multiplied in parts of 128 and 64 columns, so that
+    nothing is padded. FP8 operands enter FP8 products; the softmax weights are rounded to FP8 too, scaled up
+    to use the format's range.
 
     Equal inputs give equal bits at each call, however many compute units there are: one program sums all keys
-    of a row, in order. Another configuration rounds elsewhere.
-    """
+    of a row, in order. Another configuration rounds elsewhere."""
 
     name = "triton.flash_varlen"
     Config = FlashConfig
     activations = "fp8"
 
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes("bf16", "fp8")(sizes)
-
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
-        """Tiles of at most twice the rows of the longest sequence, and of at least an instruction's rows for
-        each warp. Two programs of four warps on a compute unit fill each other's waits, one of eight halves
-        what is read; steps of many keys wait less often."""
-        longest = max(new for _, new in sizes.lengths())
-        fp8 = sizes.dtype == "fp8"
+        """Tiles of fewer than twice the rows of the longest sequence, and of at least an instruction's rows
+        for each warp. Two programs of four warps on a compute unit run while the other one waits; one of
+        eight warps reads half as much. Steps of many keys wait less often."""
+        longest, _ = sizes.longest
         turned = (False, True) if turnable(target, sizes) else (False,)
         if target.kind == "rocm":
-            # Eight warps are two waves of each SIMD without being told.
+            # (rows, warps, waves). Eight warps are two waves of each SIMD anyway.
             tiles = [(64, 4, 0), (64, 4, 2), (128, 4, 0), (128, 4, 2), (128, 8, 0), (256, 8, 0)]
-            keys: tuple[int, ...] = (32, 64, 128) if fp8 else (32, 64)
+            keys: tuple[int, ...] = (32, 64, 128) if sizes.dtype == "fp8" else (32, 64)
             instructions: tuple[int, ...] = (16, 32)
             stages: tuple[int, ...] = (1, 2) if target.arch == "gfx942" else (1, 2, 3)
         else:
             tiles = [(64, 4, 0), (128, 4, 0), (128, 8, 0)]
             keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)
-        for tile, step, deep, instruction, turn in product(tiles, keys, stages, instructions, turned):
+        for tile, step, depth, instruction, turn in product(tiles, keys, stages, instructions, turned):
             rows, warps, waves = tile
-            # Scores and sums alone would fill a thread's registers.
-            full = target.kind == "cuda" and rows * (step + VALUE) >= 256 * 32 * warps
-            if rows < 2 * max(64, longest) and rows >= instruction * warps and not full:
-                yield FlashConfig(rows, step, warps, deep, instruction, waves, turn)
+            # Scores and output alone would fill the 256 registers of each of a warp's 32 threads.
+            fills_registers = target.kind == "cuda" and rows * (step + VALUE) >= 256 * 32 * warps
+            if instruction * warps <= rows < 2 * max(64, longest) and not fills_registers:
+                yield FlashConfig(rows, step, warps, depth, instruction, waves, turn)
 
     def heuristic(self, target: Target, sizes: MhaPrefillSizes) -> FlashConfig:
-        """By architecture and dtype; half the rows where no sequence has more new tokens."""
-        config = HEURISTIC.get(f"{target.arch} {sizes.dtype}") or HEURISTIC[f"{target.kind} {sizes.dtype}"]
-        if target.kind != "cpu" and max(new for _, new in sizes.lengths()) <= 64:
+        """By architecture and dtype; with tiles of 64 rows where no sequence has more new tokens."""
+        of_kind = HEURISTIC[f"{target.kind} {sizes.dtype}"]
+        config = HEURISTIC.get(f"{target.arch} {sizes.dtype}", of_kind)
+        most_new, _ = sizes.longest
+        if target.kind != "cpu" and most_new <= 64:
             return replace(config, rows=64, warps=4, instruction=min(16, config.instruction))
         return config
 
@@ -129,10 +129,10 @@ class FlashVarlen(SuiteTriton):
         }
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """Bytes of the list of programs, and of turned values and the list of their blocks."""
+        """The bytes of the list of programs, and of turned values and the list of their blocks."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
-        of_column = sizes.heads * VALUE + 1 if sizes.dtype == "fp8" else 0
-        return 12 * programs + columns(sizes.keys, sizes.batch) * of_column
+        bytes_per_column = sizes.heads * VALUE + 1 if sizes.dtype == "fp8" else 0
+        return 12 * programs + columns(sizes.keys, sizes.batch) * bytes_per_column
 
     def interpreted_s(self, sizes: MhaPrefillSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -141,7 +141,7 @@ class FlashVarlen(SuiteTriton):
             for prefix, new in sizes.lengths()
             for first in range(0, new, config.rows)
         ]
-        return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * sum(n + 1 for n in steps)
+        return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * (sum(steps) + len(steps))
 
     def prepare_with(
         self, config: FlashConfig, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
@@ -156,35 +156,36 @@ class FlashVarlen(SuiteTriton):
         q = prepared.readable(o.q)
         k = prepared.readable(o.k)
         v = prepared.readable(o.v)
-        # How many threads share a row of scores in a matrix instruction, and its columns for each at a time.
-        threads, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
+        # How many threads share a row of scores in a matrix instruction (a wave of AMD has 64 threads), and
+        # how many neighbouring columns each of them holds.
+        lanes, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
         width = columns(sizes.keys, sizes.batch)
-        shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": threads, "RUN": run}
-        kind, headroom = "bf16", 0
+        shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": lanes, "RUN": run}
+        format, headroom = "bf16", 0
         if o.is_fp8:
             require_format(sizes.fp8, target)
-            kind, headroom = sizes.fp8, int(math.log2(fp8_format(sizes.fp8).max))
+            format, headroom = sizes.fp8, int(math.log2(fp8_format(sizes.fp8).max))
         if config.turned:
             # uint8 [heads * 128, width], FP8 codes as they are: sequence b begins at column
             # (cu_k[b] // PAD + b) * PAD and is filled up with zeros to a multiple of PAD.
             turned = torch.empty(sizes.heads * VALUE, width, dtype=torch.uint8, device=device)
             blocks = [(i, start) for i, s in enumerate(o.sequences) for start in range(0, s.length, PAD)]
-            listed = torch.tensor(blocks, dtype=torch.int32, device=device)
             turn = turn_kernel[(sizes.heads, len(blocks))]
-            arguments = (o.v.view(torch.uint8), turned, o.cu_k, listed, width)
+            block_list = torch.tensor(blocks, dtype=torch.int32, device=device)
+            arguments = (o.v.view(torch.uint8), turned, o.cu_k, block_list, width)
             launches.append(functools.partial(turn, *arguments, **shared))
             v = turned.view(v.dtype)
 
         lengths = [(s.prefix, s.new) for s in o.sequences]
-        programs = order(lengths, sizes.heads, config.rows, target, (WIDTH + VALUE) * BYTES[sizes.dtype])
+        tiles = order(lengths, sizes.heads, config.rows, target, (WIDTH + VALUE) * BYTES[sizes.dtype])
         formats = {"bf16": tl.bfloat16, "e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}
-        listed = torch.tensor(programs, dtype=torch.int32, device=device)
-        tensors = (q, k, v, prepared.written, o.cu_q, o.cu_k, listed)
+        programs = torch.tensor(tiles, dtype=torch.int32, device=device)
+        tensors = (q, k, v, prepared.written, o.cu_q, o.cu_k, programs)
         scales = (o.scale * math.log2(math.e), o.q_descale, o.k_descale, o.v_descale)
-        blocks_of = descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5
+        of_tma = descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5
         flash = functools.partial(
-            flash_kernel[(len(programs),)],
-            *(*tensors, *scales, width, *blocks_of),
+            flash_kernel[(len(tiles),)],
+            *(*tensors, *scales, width, *of_tma),
             **shared,
             NOPE=NOPE,
             ROPE=ROPE,
@@ -192,7 +193,7 @@ class FlashVarlen(SuiteTriton):
             BLOCK_N=config.keys,
             TURNED=config.turned,
             HEADROOM=headroom,
-            PRODUCT=tl.float32 if prepared.interpreted else formats[kind],
+            PRODUCT=tl.float32 if prepared.interpreted else formats[format],
             FNUZ_BITS=q.dtype == torch.uint8,
             **options(config.warps, config.stages, config.instruction),
             **({"waves_per_eu": config.waves} if config.waves else {}),
@@ -204,17 +205,15 @@ class FlashVarlen(SuiteTriton):
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
 ) -> list[TensorDescriptor]:
-    """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
-    or not."""
+    """Descriptors for loads of blocks by NVIDIA's TMA: two of q, for the first 128 columns of a head and for
+    its last 64, the same of k, and one of v, turned or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    parts = [
-        (tensor.flatten(1), [rows, columns])
-        for tensor, rows in ((q, config.rows), (k, config.keys))
-        for columns in (NOPE, ROPE)
-    ]
-    of_v = (v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])
-    return [TensorDescriptor.from_tensor(tensor, block) for tensor, block in (*parts, of_v)]
+    q, k = q.flatten(1), k.flatten(1)
+    blocks = [(q, [config.rows, NOPE]), (q, [config.rows, ROPE])]
+    blocks += [(k, [config.keys, NOPE]), (k, [config.keys, ROPE])]
+    blocks += [(v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])]
+    return [TensorDescriptor.from_tensor(tensor, shape) for tensor, shape in blocks]
 
 
 class Tile(NamedTuple):
@@ -222,13 +221,13 @@ class Tile(NamedTuple):
 
     head: int
     sequence: int
-    first: int
+    first: int  # its first query row, counted from the sequence's first
 
 
 @dataclass(frozen=True)
 class Cache:
-    dies: int  # programs go to them in turn; each has a cache of its own
-    bytes: int  # bytes of a die's cache that keys and values may fill
+    dies: int  # consecutive programs go to them in turn; each has a cache of its own
+    bytes: int  # the bytes of a die's cache that keys and values may fill
 
 
 # H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4
@@ -243,32 +242,34 @@ CACHES: Mapping[str, Cache] = {
 def order(
     lengths: list[tuple[int, int]], heads: int, rows: int, target: Target, key_bytes: int
 ) -> list[Tile]:
-    """All tiles of `rows` query rows.
+    """All tiles of `rows` query rows, in the order of the programs that take them.
 
     lengths:   (prefix, new) of each sequence
-    key_bytes: of a key and its value, per head
+    key_bytes: the bytes of a key and its value, of one head
 
-    Each head of a sequence is dealt whole to the die with the least work so far, the longest first. On a die
-    heads follow each other in sections of which the cache holds the keys and values, so that those come from
-    memory once. Within a section the tiles with the most keys go first, so that none is left to run alone at
-    the end.
-    """
+    Each head of a sequence is given whole to the die with the least work so far, the longest sequence first.
+    On a die heads follow each other in sections. The cache holds the keys and values of a section, so that
+    these come from memory once; a head that is too large for it is a section of its own. Within a section the
+    tiles with the most keys go first, so that none is left to run alone at the end."""
     cache = target.pick(CACHES)
-    most = cache.bytes // key_bytes  # keys of a section, but for one of a single head
+    most_keys = cache.bytes // key_bytes  # of a section
     work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key
-    load = [(0, die) for die in range(cache.dies)]
-    section, keys = [0] * cache.dies, [0] * cache.dies  # the last section of each die, and its keys so far
-    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(cache.dies)]
+    load = [(0, die) for die in range(cache.dies)]  # a heap of (work so far, die)
+    section = [0] * cache.dies  # the number of each die's last section
+    section_keys = [0] * cache.dies  # the keys in that section so far
+    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(cache.dies)]  # of (section, -keys, tile)
     for sequence in sorted(range(len(lengths)), key=lambda s: -work[s]):
         prefix, new = lengths[sequence]
         for head in range(heads):
-            so_far, die = load[0]
-            heapq.heapreplace(load, (so_far + work[sequence], die))
-            if keys[die] and keys[die] + prefix + new > most:
-                section[die], keys[die] = section[die] + 1, 0
-            keys[die] += prefix + new
+            work_so_far, die = load[0]
+            heapq.heapreplace(load, (work_so_far + work[sequence], die))
+            if section_keys[die] and section_keys[die] + prefix + new > most_keys:
+                section[die] += 1
+                section_keys[die] = 0
+            section_keys[die] += prefix + new
             for first in range(0, new, rows):
                 queues[die].append((section[die], -(prefix + first), Tile(head, sequence, first)))
     for queue in queues:
-        queue.sort(key=lambda placed: placed[:2])  # tiles of one place stay in order
-    return [placed[-1] for turn in zip_longest(*queues) for placed in turn if placed is not None]
+        queue.sort(key=lambda entry: entry[:2])  # by section and keys; equal ones stay in order
+    # Consecutive programs go to consecutive dies: one entry of each queue after the other.
+    return [entry[2] for entries in zip_longest(*queues) for entry in entries if entry is not None]

@@ -1,8 +1,7 @@
 """Triton sources of varlen causal flash attention: a tile of query rows per program, keys in blocks.
 
-Tensors are contiguous, in the layouts of `MhaPrefillOperands`. Scores are kept in the log2 domain. One
-program sums all keys of a row, in order: equal inputs give equal bits.
-"""
+Tensors are contiguous, in the layouts of `MhaPrefillOperands`. Scores are logarithms to base 2 of softmax
+weights. One program sums all keys of a row, in order: equal inputs give equal bits."""
 
 import triton
 import triton.language as tl
@@ -12,19 +11,19 @@ from kernels.fp8_jit import widen
 
 @triton.jit
 def flash_kernel(
-    q,  # bf16 or FP8 [T, HEADS, NOPE + ROPE]; with FNUZ_BITS, as k and v, uint8 that holds e4m3fnuz
-    k,  # of the same dtype [S, HEADS, NOPE + ROPE]
-    v,  # [S, HEADS, VALUE], of the same dtype; if TURNED, the output of turn_kernel
+    q,  # bf16 or FP8 [T, HEADS, NOPE + ROPE]; with FNUZ_BITS, uint8 that holds the bits of e4m3fnuz
+    k,  # [S, HEADS, NOPE + ROPE], of the dtype of q
+    v,  # [S, HEADS, VALUE], of the dtype of q; if TURNED, the output of turn_kernel
     out,  # bf16 [T, HEADS, VALUE]
     cu_q,  # int32 [batch + 1]
     cu_k,  # int32 [batch + 1]
-    programs,  # int32 [grid, 3]: a head, a sequence, and the first of BLOCK_M of its query rows
-    score_scale,  # turns q . k into a score in the log2 domain, after their descales
+    programs,  # int32 [grid, 3]: Tile of flash.py
+    score_scale,  # turns q . k into a score, besides their descales
     q_descale,  # fp32 [1], as k_descale and v_descale; None for bf16
     k_descale,
     v_descale,
-    columns,  # of v, if TURNED
-    q_nope_blocks,  # descriptors of q's, k's and v's rows, in blocks of what `_rows` reads of them; or None
+    columns,  # columns of v, if TURNED
+    q_nope_blocks,  # the next five are descriptors, or None: see `descriptors` of flash.py
     q_rope_blocks,
     k_nope_blocks,
     k_rope_blocks,
@@ -40,15 +39,14 @@ def flash_kernel(
     LANES: tl.constexpr,  # as in `_in_order_of_registers`
     RUN: tl.constexpr,
     HEADROOM: tl.constexpr,  # the largest weight of a row is 2 ** HEADROOM
-    PRODUCT: tl.constexpr,  # what tl.dot takes; fp32 in the interpreter: its dot gets bf16 wrong
+    PRODUCT: tl.constexpr,  # the dtype of products; fp32 in the interpreter, which gets bf16 wrong
     FNUZ_BITS: tl.constexpr,
 ):
     """One program: BLOCK_M query rows of one head of one sequence, over the keys that any of them sees.
 
-    First the blocks of keys that all rows see, then those on the diagonal. Rows of q and k past the end of
-    the sequence may hold anything: their results are masked or not stored. Those of v must be finite, because
-    a weight of 0 times NaN is NaN: on the diagonal they are zeros.
-    """
+    First come the blocks of keys that all rows see, then those on the diagonal. Rows of q and k past the end
+    of the sequence may hold anything: their results are masked or not stored. Rows of v past the end are read
+    as zeros, because a weight of 0 times NaN is NaN."""
     program = programs + 3 * tl.program_id(0)
     head, sequence, first = tl.load(program), tl.load(program + 1), tl.load(program + 2)
     q_start, k_start = tl.load(cu_q + sequence), tl.load(cu_k + sequence)
@@ -60,13 +58,13 @@ def flash_kernel(
     WIDTH: tl.constexpr = NOPE + ROPE
     nope, rope = head * WIDTH, head * WIDTH + NOPE
     row = first + tl.arange(0, BLOCK_M)
-    row_ok = (row < new)[:, None]
-    q_nope = _rows(q, q_nope_blocks, q_start + first, nope, HEADS * WIDTH, row_ok, BLOCK_M, NOPE)
-    q_rope = _rows(q, q_rope_blocks, q_start + first, rope, HEADS * WIDTH, row_ok, BLOCK_M, ROPE)
+    is_row = (row < new)[:, None]
+    q_nope = _rows(q, q_nope_blocks, q_start + first, nope, HEADS * WIDTH, is_row, BLOCK_M, NOPE)
+    q_rope = _rows(q, q_rope_blocks, q_start + first, rope, HEADS * WIDTH, is_row, BLOCK_M, ROPE)
     q_nope, q_rope = widen(q_nope, PRODUCT, FNUZ_BITS), widen(q_rope, PRODUCT, FNUZ_BITS)
 
-    # Keys up to the tile's first row are seen by all of its rows; behind its last row none is seen.
-    unmasked = (length - new + first + 1) // BLOCK_N * BLOCK_N
+    # All rows of the tile see the keys up to that of the first row; none sees one behind that of the last.
+    unmasked_end = (length - new + first + 1) // BLOCK_N * BLOCK_N
     end = tl.minimum(length - new + first + BLOCK_M, length)
     last_seen = length - new + row
     key = tl.arange(0, BLOCK_N)
@@ -74,17 +72,18 @@ def flash_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     attended = tl.zeros([BLOCK_M, VALUE], tl.float32)
     for masked in tl.static_range(2):
-        for start in range(unmasked if masked else 0, end if masked else unmasked, BLOCK_N):
-            at = k_start + start
+        for start in range(unmasked_end if masked else 0, end if masked else unmasked_end, BLOCK_N):
+            k_row = k_start + start
             inside = (start + key < end)[:, None] if masked else None
-            k_nope = _rows(k, k_nope_blocks, at, nope, HEADS * WIDTH, inside, BLOCK_N, NOPE)
-            k_rope = _rows(k, k_rope_blocks, at, rope, HEADS * WIDTH, inside, BLOCK_N, ROPE)
+            k_nope = _rows(k, k_nope_blocks, k_row, nope, HEADS * WIDTH, inside, BLOCK_N, NOPE)
+            k_rope = _rows(k, k_rope_blocks, k_row, rope, HEADS * WIDTH, inside, BLOCK_N, ROPE)
             if TURNED:
                 column = (k_start // PAD + sequence) * PAD + start
                 values = tl.trans(_rows(v, v_blocks, head * VALUE, column, columns, None, VALUE, BLOCK_N))
             else:
-                v_here = None if masked else v_blocks
-                values = _rows(v, v_here, at, head * VALUE, HEADS * VALUE, inside, BLOCK_N, VALUE)
+                # A descriptor would read past the end of the sequence.
+                blocks = None if masked else v_blocks
+                values = _rows(v, blocks, k_row, head * VALUE, HEADS * VALUE, inside, BLOCK_N, VALUE)
 
             scores = tl.dot(q_nope, tl.trans(widen(k_nope, PRODUCT, FNUZ_BITS)))
             scores = tl.dot(q_rope, tl.trans(widen(k_rope, PRODUCT, FNUZ_BITS)), scores)
@@ -103,34 +102,34 @@ def flash_kernel(
     if v_descale is not None:
         factor *= tl.load(v_descale)
     attended = (attended * factor[:, None]).to(out.dtype.element_ty)
-    to = ((q_start + row).to(tl.int64) * HEADS + head) * VALUE
-    tl.store(out + to[:, None] + tl.arange(0, VALUE)[None, :], attended, mask=row_ok)
+    place = ((q_start + row).to(tl.int64) * HEADS + head) * VALUE
+    tl.store(out + place[:, None] + tl.arange(0, VALUE)[None, :], attended, mask=is_row)
 
 
 @triton.jit
 def _rows(x, blocks, row, column, stride, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """x[row : row + ROWS, column : column + COLUMNS] of rows `stride` apart, through a descriptor if there is
-    one; else zeros in rows that are not `inside`, None for all."""
+    """x[row : row + ROWS, column : column + COLUMNS], where rows of x are `stride` apart. A descriptor
+    `blocks` loads all of that; without one, rows that are not `inside` (None: all are) become zeros."""
     if blocks is not None:
-        found = blocks.load([row, column])
+        block = blocks.load([row, column])
     else:
-        # The distance from the tensor's first may exceed 32 bits, that within the block does not.
+        # The offset of the block in the tensor may exceed 32 bits, offsets within the block do not.
         first = x + (row.to(tl.int64) * stride + column)
-        at = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, COLUMNS)[None, :]
+        place = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, COLUMNS)[None, :]
         if inside is None:
-            found = tl.load(first + at)
+            block = tl.load(first + place)
         else:
-            found = tl.load(first + at, mask=inside, other=0.0)
-    return found
+            block = tl.load(first + place, mask=inside, other=0.0)
+    return block
 
 
 @triton.jit
 def _in_order_of_registers(
     weights, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr
 ):
-    """Where a product left a row, LANES threads hold RUN columns each in turn; an operand in FP8 wants twice
-    as many in each. The same registers, read so, are the weights of the keys in the order that turn_kernel
-    gives them: no weight leaves its thread."""
+    """The weights in the order of keys that turn_kernel gives to turned values, so that no weight has to move
+    to another thread: in the result of a product, LANES threads in turn hold RUN columns of a row each; in an
+    FP8 operand of a product, they hold 2 * RUN columns each."""
     weights = tl.reshape(weights, [BLOCK_M, BLOCK_N // (2 * LANES * RUN), 2, LANES, RUN])
     return tl.reshape(tl.permute(weights, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])
 
@@ -140,8 +139,8 @@ def turn_kernel(
     v,  # uint8 [S, HEADS, VALUE]
     turned,  # uint8 [HEADS, VALUE, columns]
     cu_k,  # int32 [batch + 1]
-    blocks,  # int32 [grid 1, 2]: a sequence, and the first of PAD of its keys
-    columns,
+    blocks,  # int32 [blocks, 2]: a sequence, and the first of PAD of its keys
+    columns,  # of turned
     HEADS: tl.constexpr,
     VALUE: tl.constexpr,
     PAD: tl.constexpr,
@@ -153,13 +152,13 @@ def turn_kernel(
     sequence, start = tl.load(blocks + 2 * block), tl.multiple_of(tl.load(blocks + 2 * block + 1), PAD)
     k_start = tl.load(cu_k + sequence)
     length = tl.load(cu_k + sequence + 1) - k_start
-    # Which key goes to a column.
+    # The key of each column: see `_in_order_of_registers`.
     column = tl.arange(0, PAD)
     key = tl.reshape(column, [PAD // (2 * LANES * RUN), 2, LANES, RUN])
     key = tl.reshape(tl.permute(key, [0, 2, 1, 3]), [PAD])
-    value = tl.arange(0, VALUE)
+    v_column = tl.arange(0, VALUE)
     v += ((k_start + start).to(tl.int64) * HEADS + head) * VALUE
     inside = (start + key < length)[:, None]
-    codes = tl.load(v + (key[:, None] * (HEADS * VALUE) + value[None, :]), mask=inside, other=0)
+    codes = tl.load(v + (key[:, None] * (HEADS * VALUE) + v_column[None, :]), mask=inside, other=0)
     turned += (head * VALUE).to(tl.int64) * columns + (k_start // PAD + sequence) * PAD + start
-    tl.store(turned + (value[:, None] * columns + column[None, :]), tl.trans(codes))
+    tl.store(turned + (v_column[:, None] * columns + column[None, :]), tl.trans(codes))

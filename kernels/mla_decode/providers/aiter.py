@@ -6,13 +6,13 @@ aiter/ops/triton attention/mla.py, attention/mla_decode.py and gluon/mla_gluon.p
 (2026-08), the Python of its tags v0.1.8 to v0.1.20.post1; for how engines call them
 v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.33, srt/layers/attention/aiter_backend.py and
 srt/models/deepseek_common/attention_forward_methods/forward_mla_rocm.py of SGLang 0.5.23. The persistent
-kernels read row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad of that
-aiter_backend.py), and the other assembly kernels do not promise to read none: all get a cache without NaN.
-Untested on hardware.
-"""
+kernels read row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad in SGLang's
+aiter_backend.py), and the other assembly kernels do not promise to leave masked tokens unread: all get a
+cache without NaN. Untested on hardware."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,15 +21,7 @@ from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import (
-    LATENT,
-    MOST_QUERIES,
-    SPARE_PAGES,
-    WIDTH,
-    MlaDecodeOperands,
-    MlaDecodeSizes,
-    takes,
-)
+from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
@@ -37,31 +29,28 @@ from kernels.support import Support, need
 from kernels.vendor import Aiter, is_older
 from shapes.case import Case
 
-# Sequences of the server's context length for which engines make the list of pages that they record into a
-# graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
+# An engine records one page list into its graphs, with room for so many sequences of the server's context
+# length: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
 REQUESTS = {"sglang": 512, "vllm": 1024}
-# Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer changes:
+# A list with more entries than this for each sequence of a call does not change AITER's choice of splits:
 # tried with get_meta_param for 256 and 304 compute units and all batches up to 512.
-ENOUGH = 163_840
-# The most parts into which SGLang has a sequence split without data-parallel attention, without and with
-# speculation (max_split_per_batch).
-SPLITS_OF_SGLANG, SPLITS_WITH_DRAFTS = 64, 32
+MOST_ENTRIES = 163_840
+# The most parts into which SGLang has a sequence split (max_split_per_batch) without data-parallel attention.
+SPLITS_OF_SGLANG = 64
+SPLITS_WITH_DRAFTS = 32  # the same with speculation
 # The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
 # parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh).
 LEAST_TOKENS = 196
-
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
-SCALED = "q_scale kv_scale intra_batch_mode"
-SCHEDULED = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+SCALES = "q_scale kv_scale intra_batch_mode"
+SCHEDULE = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
 # The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
-SCHEDULE = ("work_meta_data work_metadata_ptrs", *SCHEDULED.split())
-
-DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALED}")
-DECODE_FP8 = DECODE.needing(SCALED, when="kv=fp8")
-PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULED}", when="")
-PERSISTENT_FP8 = PERSISTENT.needing(SCALED, when="kv=fp8")
+SCHEDULE_TENSORS = ("work_meta_data work_metadata_ptrs", *SCHEDULE.split())
+DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALES}")
+DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
+PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")
+PERSISTENT_FP8 = PERSISTENT.needing(SCALES, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
-
 SHAPES = Function(
     "aiter.get_mla_metadata_info_v1",
     "aiter.ops.attention.get_mla_metadata_info_v1",
@@ -73,21 +62,20 @@ PLAN = Function(
     "aiter.get_mla_metadata_v1",
     "aiter.ops.attention.get_mla_metadata_v1",
     needs="seqlens_qo_indptr seqlens_kv_indptr num_heads_per_head_k num_heads_k is_causal work_metadata_ptrs "
-    f"{SCHEDULED} kv_granularity max_seqlen_qo uni_seqlen_qo fast_mode",
+    f"{SCHEDULE} kv_granularity max_seqlen_qo uni_seqlen_qo fast_mode",
     wishes="kv_last_page_lens page_size dtype_q dtype_kv",
 )
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
 class Asm(Aiter):
-    """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
-    before."""
+    """`mla_decode_fwd`. On an FP8 cache the call rounds q first, as engines do in the kernel before."""
 
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
-    since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
+    since = "0.1.8"  # older ones leave the result of an FP8 cache that is not split in another tensor
     activations = "fp8"
-    # Heads -> the first release that is right with one query token; the others are in all.
-    first: ClassVar[Mapping[int, str]] = {}
+    # Heads -> the first release that is right with one query token; for other heads every release is.
+    first_release: ClassVar[Mapping[int, str]] = {}
 
     def supports(self, case: Case, platform: Platform) -> Support:
         sizes = sizes_of(case)
@@ -99,14 +87,14 @@ class Asm(Aiter):
                 f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads "
                 f"with kv={sizes.kv}; the most are {most}",
             ),
-            has_release(sizes, platform, self.first.get(sizes.heads, "")),
+            is_recent(sizes, platform, self.first_release.get(sizes.heads, "")),
         )
 
     @staticmethod
     def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
         """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). gfx942 has
-        those of 16 heads, and of 128 with FP8; gfx950 has those of any number with bf16, and of powers of two
-        with FP8. AITER folds other heads into query tokens of 16 heads."""
+        kernels of 16 heads, and of 128 with FP8; gfx950 has kernels of any number of heads with bf16, and of
+        powers of two with FP8. AITER folds other heads into query tokens of 16 heads."""
         has_many = arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
         return MOST_QUERIES if has_many else 4
 
@@ -117,21 +105,20 @@ def sizes_of(case: Case) -> MlaDecodeSizes:
     return sizes
 
 
-def is_before(platform: Platform, first: str) -> bool:
+def is_before(platform: Platform, release: str) -> bool:
     """Whether the AITER that is installed here is older than a release; False where there is none."""
-    return platform.here and is_older(platforms.version("aiter") or "", first)
+    return platform.here and is_older(platforms.version("aiter") or "", release)
 
 
-def has_release(
+def is_recent(
     sizes: MlaDecodeSizes, platform: Platform, first: str, first_of_several: str = "0.1.18"
 ) -> Support:
     """first, first_of_several: the first release that is right with one query token, and with several; empty:
     any. Before 0.1.18 some releases mask or fold several query tokens wrongly, or have no kernel."""
-    wanted = first if sizes.q == 1 else first_of_several
-    return need(
-        not wanted or not is_before(platform, wanted),
-        f"needs aiter {wanted} or later for {sizes.q} query tokens of {sizes.heads} heads",
-    )
+    release = first if sizes.q == 1 else first_of_several
+    is_too_old = release != "" and is_before(platform, release)
+    reason = f"needs aiter {release} or later for {sizes.q} query tokens of {sizes.heads} heads"
+    return need(not is_too_old, reason)
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
@@ -139,52 +126,56 @@ def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     return layouts.partial_bytes(sizes.rows * splits) + sizes.rows * WIDTH + layouts.cache_bytes(sizes)
 
 
-# A query on an FP8 cache is FP8 too.
-HEADS_OF_ASM = {"bf16": "8, 16, 32, 64, 128", "fp8": "8, 16, 128"}
+HEADS_OF_ASM = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
+"""For which heads there are kernels, by the dtype of the cache. A query on an FP8 cache is FP8 too."""
+
+
+def asm_takes_heads(sizes: MlaDecodeSizes) -> Support:
+    heads = HEADS_OF_ASM[sizes.kv]
+    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
 
 
 def most_q_of_asm(sizes: MlaDecodeSizes, arch: str) -> int:
-    """With FP8 it follows from AITER's table of splits, too, which ends at 512 query tokens times heads, and
-    has not 80, 96 or 112. Of 8 heads there is a kernel of two query tokens on gfx950, with a causal mask and
-    without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
-    return 1 if sizes.heads == 8 else 4 if sizes.kv == "fp8" else MOST_QUERIES
+    """The most query tokens. With FP8 AITER's table of splits limits them, too: it ends at 512 query tokens
+    times heads, and lacks 80, 96 and 112. For 8 heads gfx950 has two kernels of two query tokens, with a
+    causal mask and without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
+    if sizes.heads == 8:
+        return 1
+    return 4 if sizes.kv == "fp8" else MOST_QUERIES
 
 
 @implementation(
     "aiter.asm",
     Asm,
     symbols=(DECODE, DECODE_FP8),
-    first={8: "0.1.15", 32: "0.1.13", 64: "0.1.13"},
+    first_release={8: "0.1.15", 32: "0.1.13", 64: "0.1.13"},
     most_q=staticmethod(most_q_of_asm),
     supports=lambda case, platform: need(
         platform.arch == "gfx950" or sizes_of(case).heads != 64 or sizes_of(case).q > 1,
         "AITER has no kernel of 64 heads for one query token",
     ),
-    fits=lambda sizes: need(
-        str(sizes.heads) in HEADS_OF_ASM[sizes.kv].split(", "),
-        f"takes {HEADS_OF_ASM[sizes.kv]} heads with kv={sizes.kv}",
-    ),
+    fits=asm_takes_heads,
     layout=lambda sizes: list_bytes(sizes, REQUESTS["sglang"]),
-    workspace=lambda sizes: split_bytes(sizes, 16),  # the most that get_meta_param chooses
+    workspace=lambda sizes: split_bytes(sizes, 16),  # the most splits that get_meta_param chooses
 )
 def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    """Without a schedule: the sequence is split evenly, and a Triton kernel combines. SGLang's choice for a
-    bf16 cache at 16 and 128 heads. The kernels of 16 heads are for 1, 4 and 8 query tokens, on an FP8 cache
-    for 1, 2 and 4: other numbers run the next larger one. AITER chooses the splits by the length of the list
-    of pages, which is that of the buffer in SGLang's graphs, whatever the sequences hold."""
+    """Without a schedule: each sequence is split evenly, and a Triton kernel combines the parts. SGLang's
+    choice for a bf16 cache at 16 and 128 heads. The kernels of 16 heads are for 1, 4 and 8 query tokens, on
+    an FP8 cache for 1, 2 and 4: other numbers run the kernel of the next larger one. AITER chooses the splits
+    by the length of the page list; in SGLang's graphs that is the length of the buffer that holds it."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     function = DECODE_FP8 if o.is_fp8 else DECODE
-    decode = function.bind(**needed(function, arguments(o, cache, query, out, REQUESTS["sglang"])))
-    return cache.prepared(out, layouts.after_query(o, query, decode))
+    decode = function.bind(**needed(function, by_names(o, cache, query, out, REQUESTS["sglang"])))
+    return cache.prepared(out, layouts.rounding_q(o, query, decode))
 
 
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
-    """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
-    output of these; the cache."""
+    """The bytes of partial results, of q in FP8, or of q and the output with repeated heads, and of the
+    copy of the cache. There is a partial result for each sequence and one more for each compute unit."""
     heads = padded(sizes.heads)
-    of_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
+    bytes_per_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
     partial = layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * heads)
-    return partial + sizes.batch * sizes.q * heads * of_row + layouts.cache_bytes(sizes)
+    return partial + sizes.batch * sizes.q * heads * bytes_per_row + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -199,54 +190,54 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
 def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """With the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it once a step: as
     many work groups as compute units, each with its share of all tokens. It is vLLM's way, which repeats
-    heads up to a multiple of 16 within the call, and SGLang's at 32, 64 and 128 heads. AITER itself takes
-    the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on.
+    heads up to a multiple of 16 within the call, and SGLang's at 32, 64 and 128 heads. AITER itself does
+    without the schedule on gfx950 with 16 heads and a bf16 cache from 32 sequences on.
 
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
     csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
-    clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
-    code."""
+    clang 20 or later (at e404860). The assembly kernels contain the constants of rounding to nearest."""
     heads, cache = o.heads, layouts.FiniteCache(o)
-    query, answer = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
+    query, padded_out = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
     if padded(heads) > heads:
         query = cache.kv.new_empty(len(query), padded(heads), WIDTH)
-        answer = out.new_empty(len(query), padded(heads), LATENT)
-    given = arguments(o, cache, query, answer, REQUESTS["vllm"])
-    given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
-    decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
+        padded_out = out.new_empty(len(query), padded(heads), LATENT)
+    arguments = by_names(o, cache, query, padded_out, REQUESTS["vllm"])
+    arguments |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
+    decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, arguments)
     # Where AITER folds heads it moves the tensor `o` to new memory (o_orig.set_ in mla.py). A graph would
     # record the memory of the call before it, which is freed afterwards, so each call starts with this row's.
-    written = given["o"]
-    own = written.view_as(written)
+    written = arguments["o"]
+    at_own_memory = written.view_as(written)
 
     def call() -> None:
         if query.data_ptr() != o.q.data_ptr():
             repeat_heads(o.packed, query)
-        written.set_(own)
+        written.set_(at_own_memory)
         decode()
 
     def result(_: object) -> torch.Tensor:
-        times, rest = divmod(padded(heads), heads)
-        return o.unpacked(written[:, :heads] if rest else written[:, ::times])
+        times, remainder = divmod(padded(heads), heads)
+        return o.unpacked(written[:, ::times] if remainder == 0 else written[:, :heads])
 
     return cache.prepared(out, call, result=result)
 
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
-    """Copies heads one by one where that gives the number, else all of them, as vLLM does."""
-    times, rest = divmod(query.shape[1], q.shape[1])
-    if rest == 0:
+    """Fills query [n, more heads, 576] with the heads of q [n, heads, 576], as vLLM does: every head as often
+    as the next where that fills it, else all heads in order, again and again."""
+    times, remainder = divmod(query.shape[1], q.shape[1])
+    if remainder == 0:
         query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
     else:
         for part in query.split(q.shape[1], 1):
             part.copy_(q[:, : part.shape[1]])
 
 
-def divides(case: Case, platform: Platform) -> Support:
-    least = min(sizes_of(case).lengths())
+def has_no_short_sequence(case: Case, platform: Platform) -> Support:
+    shortest = min(sizes_of(case).lengths())
     return need(
-        platform.arch != "gfx950" or least >= LEAST_TOKENS,
-        f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
+        platform.arch != "gfx950" or shortest >= LEAST_TOKENS,
+        f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {shortest}",
     )
 
 
@@ -255,7 +246,7 @@ def divides(case: Case, platform: Platform) -> Support:
     Asm,
     truncates=True,
     symbols=(PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG),
-    supports=divides,
+    supports=has_no_short_sequence,
     fits=lambda sizes: Support.all_of(
         need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
         need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
@@ -269,40 +260,41 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     of the cache before each call, which is not in the time."""
     cache = layouts.FiniteCache(o)
     query = o.q if of(o.q.device).arch == "gfx942" else layouts.query_buffer(o)
-    given = arguments(o, cache, query, out, 0)  # the number of splits is given
-    given |= {"q_dtype dtype_q": o.kv.dtype, "is_causal": False, "fast_mode": False, "intra_batch_mode": True}
-    decode = scheduled(SHAPES_OF_SGLANG, PLAN_OF_SGLANG, PERSISTENT_OF_SGLANG, given)
-    return cache.prepared(out, layouts.after_query(o, query, decode))
+    # The length of the page list does not matter here: the call gets a number of splits.
+    arguments = by_names(o, cache, query, out, requests=0)
+    arguments |= {"q_dtype dtype_q": o.kv.dtype, "is_causal": False}
+    arguments |= {"fast_mode": False, "intra_batch_mode": True}
+    decode = scheduled(SHAPES_OF_SGLANG, PLAN_OF_SGLANG, PERSISTENT_OF_SGLANG, arguments)
+    return cache.prepared(out, layouts.rounding_q(o, query, decode))
 
 
 def padded(heads: int) -> int:
     """The heads that vLLM makes for the persistent kernel by repetition (AiterMLAHelper.get_mla_padded_q)."""
-    return -(-heads // 16) * 16
+    return math.ceil(heads / 16) * 16
 
 
-def listed(sizes: MlaDecodeSizes, requests: int) -> int:
-    """Entries of the list of pages that an engine makes for so many requests, at most ENOUGH for each
-    sequence of the call."""
-    return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * ENOUGH))
+def list_entries(sizes: MlaDecodeSizes, requests: int) -> int:
+    """Entries of an engine's page list, at most MOST_ENTRIES for each sequence of the call."""
+    return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * MOST_ENTRIES))
 
 
 def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
-    return (listed(sizes, requests) + layouts.SLACK) * 4
+    return (list_entries(sizes, requests) + layouts.SLACK) * 4
 
 
-def arguments(
+def by_names(
     o: MlaDecodeOperands, cache: layouts.FiniteCache, query: torch.Tensor, out: torch.Tensor, requests: int
 ) -> dict[str, Any]:
-    """What `mla_decode_fwd` and the functions of its schedule get, by all names that they have for it, with a
-    page for every token, as engines have. requests: those for which the engine makes the list of pages"""
+    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, as `needed` takes them.
+    The page size is 1 token, as in engines. requests: those for which the engine makes the page list"""
     query, out = query.view(-1, *query.shape[-2:]), out.view(-1, *out.shape[-2:])
-    given = {
+    arguments = {
         "q": query,
         "kv_buffer": cache.kv.view(-1, 1, 1, WIDTH),
         "o": out,
         "qo_indptr seqlens_qo_indptr": layouts.query_starts(o),
         "kv_indptr seqlens_kv_indptr": layouts.page_starts(o, 1),
-        "kv_indices": layouts.page_list(o, 1, listed(o.sizes, requests)),
+        "kv_indices": layouts.page_list(o, 1, list_entries(o.sizes, requests)),
         "kv_last_page_lens": torch.ones_like(o.lengths),
         "page_size nhead_kv num_heads_k": 1,
         "max_seqlen_q max_seqlen_qo uni_seqlen_qo": o.q.shape[1],
@@ -311,26 +303,28 @@ def arguments(
         "num_head_qo num_heads_per_head_k": query.shape[1],
         "kv_dtype dtype_kv": o.kv.dtype,
         "is_sparse": False,
-        # Tokens that a schedule of either engine deals out at a time. AITER's own test
+        # The tokens that a schedule deals out at a time, in both engines. AITER's own test
         # (op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache.
         "kv_granularity": 16,
         "num_kv_splits max_split_per_batch": SPLITS_WITH_DRAFTS if o.q.shape[1] > 1 else SPLITS_OF_SGLANG,
     }
     if o.is_fp8:
-        # The scale of a query in FP8 is static as in engines, whose checkpoints may bring another. The widest
-        # values of q lie near 30, a tenth of what either format holds.
-        scales = {"q_scale": o.one_value(1.0), "kv_scale": o.one_value(o.kv_scale)}
-        given |= {**scales, "intra_batch_mode": False}
-    return given
+        # The scale of a query in FP8 is static as in engines, where a checkpoint may bring another one. The
+        # largest values of q lie near 30, a tenth of what either format holds.
+        scales = {"q_scale": o.scale_tensor(1.0), "kv_scale": o.scale_tensor(o.kv_scale)}
+        arguments |= {**scales, "intra_batch_mode": False}
+    return arguments
 
 
-def scheduled(shapes: Function, plan: Function, decode: Function, given: dict[str, Any]) -> Call:
+def scheduled(shapes: Function, plan: Function, decode: Function, arguments: dict[str, Any]) -> Call:
     """The call of `mla_decode_fwd` with a schedule, whose tensors are made and filled here."""
-    found = shapes.bind(**needed(shapes, given))()
-    for names, (shape, dtype) in zip(SCHEDULE, found, strict=True):
-        given[names] = torch.empty(shape, dtype=dtype, device=given["q"].device)
-    plan.bind(**needed(plan, given))()
-    return decode.bind(**needed(decode, given))
+    schedule = {}
+    shapes_and_dtypes = shapes.bind(**needed(shapes, arguments))()
+    for names, (shape, dtype) in zip(SCHEDULE_TENSORS, shapes_and_dtypes, strict=True):
+        schedule[names] = torch.empty(shape, dtype=dtype, device=arguments["q"].device)
+    with_schedule = {**arguments, **schedule}
+    plan.bind(**needed(plan, with_schedule))()
+    return decode.bind(**needed(decode, with_schedule))
 
 
 # Triton and Gluon
@@ -364,11 +358,10 @@ class AiterTriton(Aiter):
     "aiter.triton",
     AiterTriton,
     symbols=(SEGMENTED,),
-    fits=lambda sizes: Support.all_of(
-        need(tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"),
-        takes(most_q=MOST_QUERIES)(sizes),
+    fits=lambda sizes: need(
+        tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
-    # Partial results of 128 segments; the cache.
+    # Partial results of 128 segments; the copy of the cache.
     workspace=lambda sizes: sizes.rows * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
@@ -381,10 +374,10 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         out,
         kv_buffer=cache.kv.view(-1, page, 1, WIDTH),
         max_seqlen_kv=max(o.host_lengths),
-        block_tables=layouts.full_pages(o, page),
+        block_tables=layouts.finite_table(o, page),
         causal=True,
         q_descale=None,
-        kv_descale=o.one_value(o.kv_scale) if o.is_fp8 else None,
+        kv_descale=o.scale_tensor(o.kv_scale) if o.is_fp8 else None,
         out_scale=None,
         shuffled_kv_cache=False,
     )
@@ -399,8 +392,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     workspace=lambda sizes: vllm.split_bytes(sizes, max(sizes.lengths())),
 )
 def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    """The split-KV kernel that AITER took over from vLLM, split by the longest sequence, as vLLM does without
-    graphs. No engine runs it."""
+    """vLLM's split-KV kernel in AITER, with splits as in vLLM without graphs. No engine runs it."""
     return vllm.split_kv(o, out, SPLIT_KV, max(o.host_lengths))
 
 
@@ -411,40 +403,42 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     archs=("gfx950",),
     symbols=(GLUON,),
     # At 0.1.15 it takes one sequence of 49152 tokens or more.
-    supports=lambda case, platform: has_release(sizes_of(case), platform, "0.1.16", "0.1.19"),
+    supports=lambda case, platform: is_recent(sizes_of(case), platform, "0.1.16", "0.1.19"),
     fits=lambda sizes: Support.all_of(
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
         # The most heads that all versions take, in batches of any size.
         takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
         need(
-            (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2 <= 2 << 30,
+            sizes.cache_pages * sizes.page * WIDTH * 2 <= 2 << 30,
             "takes a cache of up to 2 GiB, beyond which it masks no loads",
         ),
     ),
     layout=lambda sizes: sizes.tokens * 4,
-    # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
+    # Of 256 work groups or more: partial results in bf16, and the logarithms of their sums in fp32.
     workspace=lambda sizes: max(sizes.batch * sizes.q, 256) * sizes.heads * (LATENT * 2 + 4),
 )
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
-    takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`. Several query
-    tokens it takes as [batch, q, heads, width]."""
-    several = o.q.shape[1] > 1
-    q_nope, q_pe = layouts.parts(o.q if several else o.packed)
-    lists = {"page_table": layouts.page_list(o, 1), "seq_info": layouts.page_starts(o, 1)}
-    cache = {"kv_c": o.kv.view(-1, WIDTH), "k_pe": None, "kv_pe_offset": LATENT, "use_2d_view": False}
+    """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where a layer's cache for all requests takes up to
+    2 GiB. Of a larger cache it masks no loads, so that vLLM runs `aiter.asm_persistent`. It takes several
+    query tokens as [batch, q, heads, width], and one as [batch, heads, width]."""
+    has_several = o.q.shape[1] > 1
+    q_nope, q_pe = layouts.latent_and_rope(o.q if has_several else o.packed)
     return layouts.bound(
         GLUON,
         o,
-        o=out if several else out[:, 0],
+        o=out if has_several else out[:, 0],
         q_nope=q_nope,
         q_pe=q_pe,
-        min_kv_seq_len=min(o.host_lengths) if several else 1,  # as vLLM has it
-        **lists,
-        **cache,
+        kv_c=o.kv.view(-1, WIDTH),
+        k_pe=None,
+        kv_pe_offset=LATENT,
+        use_2d_view=False,
+        page_table=layouts.page_list(o, 1),
+        seq_info=layouts.page_starts(o, 1),
+        min_kv_seq_len=min(o.host_lengths) if has_several else 1,  # as vLLM has it
     )
 
 
 def tile_page(page: int) -> int:
-    """The page as its tile, as vLLM chooses it: the largest power of two that divides it, up to 128."""
-    return min(128, page & -page)
+    """The page that vLLM chooses as a tile: the largest power of two that divides the page, to 128."""
+    return math.gcd(page, 128)

@@ -1,12 +1,13 @@
-"""FlashAttention with a second query part, which makes MLA of it: softmax(scale (q k^T + qv v^T)) v.
+"""FlashAttention with its second part of the query, qv: it computes MLA as softmax(scale (q k^T + qv v^T)) v.
 
 k is the rope part of the cache and v the latent one, views of the same rows. FlashAttention 3 comes by itself
-and within both engines, each with a Python of its own. Sources: hopper/flash_attn_interface.py, flash_api.cpp
-and paged_kv.h of Dao-AILab/flash-attention at 0251105 (2026-08); vllm_flash_attn/flash_attn_interface.py of
-vLLM 0.33, with how its v1/attention/backends/mla/flashattn_mla.py calls it; sgl_kernel/flash_attn.py of
-sglang-kernel 0.4.10, with how SGLang 0.5.23's srt/layers/attention/flashattention_backend.py calls it;
-flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
-"""
+and within both engines, each time with other Python around it.
+
+Sources: hopper/flash_attn_interface.py, flash_api.cpp and paged_kv.h of Dao-AILab/flash-attention at 0251105
+(2026-08); vllm_flash_attn/flash_attn_interface.py of vLLM 0.33, with how its
+v1/attention/backends/mla/flashattn_mla.py calls it; sgl_kernel/flash_attn.py of sglang-kernel 0.4.10, with
+how SGLang 0.5.23's srt/layers/attention/flashattention_backend.py calls it; flash_attn/cute/interface.py of
+flash-attn-4 4.0.0b36. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -23,43 +24,41 @@ from kernels.mla_decode.operands import MOST_QUERIES, MlaDecodeOperands, MlaDeco
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 
-ATTEND = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
-SCHEDULED = (
+ATTEND_ARGUMENTS = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
+SCHEDULE_ARGUMENTS = (
     "batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim headdim_v cache_seqlens qkv_dtype "
     "page_size causal"
 )
-
-WITH_CACHE = Function("flash_attn_interface.flash_attn_with_kvcache", needs=f"{ATTEND} scheduler_metadata")
-SCHEDULE = Function("flash_attn_interface.get_scheduler_metadata", needs=SCHEDULED)
-
+WITH_CACHE = Function(
+    "flash_attn_interface.flash_attn_with_kvcache", needs=f"{ATTEND_ARGUMENTS} scheduler_metadata"
+)
+SCHEDULE = Function("flash_attn_interface.get_scheduler_metadata", needs=SCHEDULE_ARGUMENTS)
 VLLM_VARLEN = Function(
     "vllm.vllm_flash_attn.flash_attn_varlen_func",
     needs="q k v q_v max_seqlen_q cu_seqlens_q max_seqlen_k seqused_k block_table softmax_scale causal "
     "fa_version scheduler_metadata num_splits",
 )
 VLLM_SCHEDULE = Function(
-    "vllm.vllm_flash_attn.get_scheduler_metadata", needs=f"{SCHEDULED} cu_seqlens_q num_splits"
+    "vllm.vllm_flash_attn.get_scheduler_metadata", needs=f"{SCHEDULE_ARGUMENTS} cu_seqlens_q num_splits"
 )
-
 SGLANG_WITH_CACHE = Function(
-    "sgl_kernel.flash_attn.flash_attn_with_kvcache", needs=f"{ATTEND} cu_seqlens_q max_seqlen_q num_splits"
+    "sgl_kernel.flash_attn.flash_attn_with_kvcache",
+    needs=f"{ATTEND_ARGUMENTS} cu_seqlens_q max_seqlen_q num_splits",
 )
-
 # The most parts into which vLLM has a sequence split where it records graphs
 # (flash_attn_max_num_splits_for_cuda_graph).
 SPLITS_OF_VLLM = 32
-
 FA4_VARLEN = Function(
     "flash_attn.cute.flash_attn_varlen_func",
     needs="q k v qv seqused_k page_table softmax_scale causal",
     wishes="max_seqlen_k num_splits",
 )
-# FlashAttention 4 splits MLA's sequences where it has this; before, it refuses what it would split.
+# FlashAttention 4 splits MLA's sequences in versions with this function. Older ones refuse several splits.
 MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
 
 
 def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
-    """The bytes of the copy of the cache and of partial results: the call allocates for all splits."""
+    """The bytes of the copy of the cache and of the partial results of so many splits."""
     return layouts.partial_bytes(sizes.rows * splits) + layouts.cache_bytes(sizes)
 
 
@@ -74,7 +73,7 @@ def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
 def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so it gets a cache without NaN."""
-    table = layouts.full_pages(o, o.page)
+    table = layouts.finite_table(o, o.page)
     # The call chooses its splits by the longest sequence that the table has room for.
     longest = table.shape[1] * o.page
     schedule = layouts.bound(SCHEDULE, o, max_seqlen_k=longest)()
@@ -92,9 +91,9 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
 )
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
-    made before, the splits of a sequence limited. Without graphs vLLM sets no limit, as `flash_attn.fa3`."""
-    table = layouts.full_pages(o, o.page)
-    # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
+    made before timing, with a limit on the splits of a sequence, which vLLM has not without graphs."""
+    table = layouts.finite_table(o, o.page)
+    # vLLM makes the schedule in each step, for its lengths; it records the call once, for any lengths.
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
     schedule = layouts.bound(VLLM_SCHEDULE, o, max_seqlen_k=max(o.host_lengths), **common)()
     of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
@@ -112,9 +111,9 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.q * sizes.heads, sizes.model_len)),
 )
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
-    """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
-    table has room for the server's context length, by which the call limits the splits of a sequence."""
-    table = layouts.full_pages(o, o.page, tokens=o.sizes.model_len)
+    """As SGLang ships and calls it: without a schedule, so that a kernel makes one in each call, and with a
+    table for the server's context length, by which the call limits the splits of a sequence."""
+    table = layouts.finite_table(o, o.page, min_tokens=o.sizes.model_len)
     return attend(SGLANG_WITH_CACHE, o, o.packed, table, o.unpacked, causal=True, num_splits=0)
 
 
@@ -128,19 +127,20 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
         takes("bf16", most_q=MOST_QUERIES)(sizes),
         need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}"),
     ),
-    # Partial results of splits that fill the device; the cache.
+    # Partial results of as many splits as fill the device; the copy of the cache.
     workspace=lambda sizes: (
         layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * sizes.heads)
         + layouts.cache_bytes(sizes)
     ),
 )
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
-    """`flash_attn_varlen_func` of the CuTe DSL, which chooses its splits where it can split. It loads whole
-    pages, so it gets a cache without NaN. Its loop over blocks of 64 keys takes fewer than 64 heads only with
-    one query token; with more, another loop runs (flash_fwd_mla_1cta_kb64_sm100.py)."""
-    table, splits = layouts.full_pages(o, o.page), 0 if MLA_PLAN.exists() else 1
-    further = {"max_seqlen_k": max(o.host_lengths), "num_splits": splits}
-    return attend(FA4_VARLEN, o, o.q, table, lambda answer: answer[0], **further)
+    """`flash_attn_varlen_func` of the CuTe DSL. It loads whole pages, so it gets a cache without NaN. Its
+    loop over blocks of 64 keys takes fewer than 64 heads only with one query token; for several query tokens
+    another loop runs (flash_fwd_mla_1cta_kb64_sm100.py)."""
+    table = layouts.finite_table(o, o.page)
+    num_splits = 0 if MLA_PLAN.exists() else 1  # 0: the call chooses
+    arguments = {"max_seqlen_k": max(o.host_lengths), "num_splits": num_splits}
+    return attend(FA4_VARLEN, o, o.q, table, lambda out_and_log_sums: out_and_log_sums[0], **arguments)
 
 
 def attend(
@@ -153,16 +153,16 @@ def attend(
 ) -> Prepared:
     """The call on a cache without NaN. q: [..., heads, 576]; result: as in Prepared"""
     cache = layouts.FiniteCache(o)
-    qv, q = layouts.parts(q)
-    v, k = layouts.parts(cache.kv[:, :, None])
+    qv, q = layouts.latent_and_rope(q)
+    v, k = layouts.latent_and_rope(cache.kv[:, :, None])
     parts = {"q": q, "qv q_v": qv, "k k_cache": k, "v v_cache": v, "page_table block_table": table}
     call = layouts.bound(function, o, **needed(function, parts), **further)
     return cache.prepared(None, call, result)
 
 
 def most_splits(rows: int, tokens: int) -> int:
-    """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them, at most
-    128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 rows, which are
+    """The most splits that FA3 makes of sequences of so many tokens: those with which a single one fills an
+    H100, at most 128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 rows, which are
     heads of query tokens, and 64 keys (tile_size_fwd_sm90 in hopper/tile_size.h)."""
-    fills = layouts.HOPPER_UNITS // math.ceil(rows / 64)
-    return max(1, min(128, fills, math.ceil(tokens / 64)))
+    that_fill = layouts.HOPPER_UNITS // math.ceil(rows / 64)
+    return max(1, min(128, that_fill, math.ceil(tokens / 64)))

@@ -1,8 +1,7 @@
-"""TileLang sources of MLA decode: attend to a part of a sequence per program, then combine.
+"""TileLang sources of MLA decode: each program attends to a part of a sequence, and others combine the parts.
 
-TileLang reads them as text, annotations too: none may be a string. Scores are kept in the log2 domain. Parts
-and slots come from split_kv_plan.
-"""
+TileLang reads the sources as text, annotations too: no annotation may be a string. Scores are logarithms to
+base 2 of softmax weights. Parts and slots come from split_kv_plan."""
 
 import tilelang.language as T
 
@@ -12,9 +11,8 @@ from kernels.mla_decode.operands import LATENT, ROPE, WIDTH
 def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers):
     """A program takes `tile_heads` heads of one sequence over one part of its tokens, `tokens` at a time.
 
-    Where `tokens` divides a page, tokens are copied together with those behind the last one, which must be
-    finite; else one by one, with the last one in the place of those behind it.
-    """
+    Where `tokens` divides a page, whole steps are copied, with what follows the last token of the part, which
+    must be finite. Otherwise tokens are copied one by one; the last one is repeated behind the end."""
     batch, width, rows = T.dynamic("batch"), T.dynamic("width"), T.dynamic("rows")
     parts, slots = T.dynamic("parts"), T.dynamic("slots")
 
@@ -23,8 +21,8 @@ def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers)
         q: T.Tensor((batch, heads, WIDTH), "bfloat16"),
         kv: T.Tensor((rows, WIDTH), "bfloat16"),
         page_table: T.Tensor((batch, width), "int32"),
-        plan: T.Tensor((parts, 4), "int32"),  # sequence, first token, behind the last, slot or -1
-        scale: T.float32,
+        plan: T.Tensor((parts, 4), "int32"),  # SplitPlan.parts
+        scale: T.float32,  # turns q . kv into a score
         partial: T.Tensor((slots, heads, LATENT), "float32"),
         log_sums: T.Tensor((slots, heads), "float32"),
         out: T.Tensor((batch, heads, LATENT), "bfloat16"),
@@ -113,7 +111,7 @@ def combine(heads, threads):
     def main(
         partial: T.Tensor((slots, heads, LATENT), "float32"),
         log_sums: T.Tensor((slots, heads), "float32"),
-        split: T.Tensor((sequences, 3), "int32"),  # sequence, first slot, slots
+        split: T.Tensor((sequences, 3), "int32"),  # SplitPlan.split
         out: T.Tensor((batch, heads, LATENT), "bfloat16"),
     ):
         with T.Kernel(sequences, heads, threads=threads) as (row, head):

@@ -1,4 +1,4 @@
-"""MLA decode in plain torch: what one writes first, what torch does best, what its compiler makes of it."""
+"""MLA decode in plain torch: the obvious code, the same code compiled, and torch's fused attention."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Tables = tuple["torch.Tensor", "torch.Tensor"]
 
 def padded(operands: MlaDecodeOperands) -> Tables:
     """Where each token is in the flat cache, int64 [batch, longest], and which of these entries each query
-    token sees, bool [batch, q, longest]. Places past a length repeat the first token, because its value is
-    finite."""
-    of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
-    slots = torch.nn.utils.rnn.pad_sequence(of_sequences, batch_first=True)
+    token sees, bool [batch, q, longest]. Entries past a length repeat the first token, which is finite."""
+    slots_of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
+    slots = torch.nn.utils.rnn.pad_sequence(slots_of_sequences, batch_first=True)
     position = torch.arange(slots.shape[1], device=slots.device)
-    hidden_from = torch.arange(1 - operands.q.shape[1], 1, device=position.device)[:, None]
-    valid = position < operands.lengths[:, None, None] + hidden_from
-    return torch.where(valid[:, -1], slots, slots[:, :1]), valid
+    tokens_after = torch.arange(operands.q.shape[1] - 1, -1, -1, device=slots.device)  # after a query token
+    seen = position < operands.lengths[:, None, None] - tokens_after[:, None]
+    seen_by_last = seen[:, -1]  # all tokens of the sequence
+    return torch.where(seen_by_last, slots, slots[:, :1]), seen
 
 
 def attend(
-    q: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor, scale: float, kv_scale: float
+    q: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor, seen: torch.Tensor, scale: float, kv_scale: float
 ) -> torch.Tensor:
-    """The obvious code: gather, product, mask, softmax, product, all in fp32."""
+    """The obvious code: gather, product, mask, softmax, product, all in fp32. slots, seen: from `padded`"""
     rows = kv.view(-1, WIDTH)[slots].float() * kv_scale
     scores = (q.flatten(1, 2).float() @ rows.mT * scale).unflatten(1, q.shape[1:3])
-    weights = scores.masked_fill(~valid[:, :, None], float("-inf")).softmax(-1)
+    weights = scores.masked_fill(~seen[:, :, None], float("-inf")).softmax(-1)
     return (weights.flatten(1, 2) @ rows[..., :LATENT]).view(*q.shape[:3], LATENT)
 
 
@@ -42,7 +42,8 @@ class TorchMlaDecode(Implementation):
         return sizes.batch * max(sizes.lengths()) * (8 + sizes.q * (1 + sizes.heads))
 
     def scratch(self, sizes: MlaDecodeSizes) -> int:
-        return sizes.batch * max(sizes.lengths()) * (WIDTH * (4 + 4 + 2) + sizes.q * sizes.heads * 4 * 4)
+        """The gathered rows, as they are cached and twice in fp32, and four tensors of scores in fp32."""
+        return sizes.batch * max(sizes.lengths()) * (WIDTH * (2 + 4 + 4) + sizes.q * sizes.heads * 4 * 4)
 
 
 @implementation("torch.naive", TorchMlaDecode, rebinds=True, stationary=padded)
@@ -64,16 +65,16 @@ def compiled(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
 
 
 class SdpaMlaDecode(TorchMlaDecode):
-    """One scaled_dot_product_attention for the batch. Query tokens and heads are the query rows of one head,
-    so that the cache is read once and not once for each of them; the value keeps all 576 columns, because the
-    flash kernels want one head size, and the last 64 are dropped."""
+    """One scaled_dot_product_attention for the batch. Query tokens and heads become the query rows of one
+    head, so that the cache is not read anew for each of them. The value keeps all 576 columns, because the
+    flash kernels want one head size; the last 64 columns of the output are dropped."""
 
     name = "torch.sdpa"
 
     def scratch(self, sizes: MlaDecodeSizes) -> int:
-        """The gathered rows, which all sets share; of an FP8 cache in fp32 and bf16, too."""
+        """The gathered rows, which all sets share; with an FP8 cache also in fp32 and in bf16."""
         slots = sizes.batch * max(sizes.lengths())
-        return slots * WIDTH * (BYTES[sizes.kv] + (6 if sizes.kv == "fp8" else 0))
+        return slots * WIDTH * (BYTES[sizes.kv] + (4 + 2 if sizes.kv == "fp8" else 0))
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)
@@ -82,25 +83,25 @@ class SdpaMlaDecode(TorchMlaDecode):
         import torch
 
         shared: Any = first.stationary if first else (None, None, None)
-        slots, valid, rows = shared
+        slots, seen, rows = shared
         if not (first and o.same_stationary(first.operands)):
-            slots, valid = padded(o)
+            slots, seen = padded(o)
             if o.q.shape[1] > 1:
-                valid = valid.repeat_interleave(o.heads, 1)
+                seen = seen.repeat_interleave(o.heads, 1)  # a row of the mask for each query row
         # One buffer serves the calls on all sets, as one serves all layers of an engine.
         if rows is None or rows.shape[:2] != slots.shape:
             rows = o.kv.new_empty(*slots.shape, WIDTH)
 
         def call() -> None:
-            # Into a buffer that is there already: faulting in fresh memory costs more than the copy.
+            # Into a buffer that exists already: page faults in fresh memory cost more than the copy.
             torch.index_select(o.kv.view(-1, WIDTH), 0, slots.flatten(), out=rows.view(-1, WIDTH))
             scaled = rows if o.kv_scale == 1.0 else (rows.float() * o.kv_scale).bfloat16()
             kv = scaled[:, None]
             attended = torch.nn.functional.scaled_dot_product_attention(
-                o.q.flatten(1, 2)[:, None], kv, kv, attn_mask=valid[:, None], scale=o.scale
+                o.q.flatten(1, 2)[:, None], kv, kv, attn_mask=seen[:, None], scale=o.scale
             )
             out.copy_(attended[:, 0, :, :LATENT].view_as(out))
 
         prepared = Prepared(o, out, call)
-        prepared.stationary = slots, valid, rows
+        prepared.stationary = slots, seen, rows
         return prepared

@@ -1,10 +1,9 @@
-"""vLLM's own kernels for MLA decode: CUTLASS's for Blackwell, as vLLM builds it, the Triton kernel that it
-serves DeepSeek with where a GPU has no kernel of its own, and the two that it runs on x86-64 servers.
+"""vLLM's own kernels for MLA decode: CUTLASS's for Blackwell, as vLLM builds it; the Triton kernel that it
+serves DeepSeek with on GPUs for which it has no other; and the two that it runs on x86-64 servers.
 
 Sources: sm100_cutlass_mla_decode in _custom_ops.py and v1/attention/backends/mla/cutlass_mla.py of vLLM 0.33;
 v1/attention/ops/triton_decode_attention.py and v1/attention/backends/mla/triton_mla.py of vLLM 0.32 and 0.33.
-vLLM's CPU build switches Triton off, interpreted too. Those of GPUs are untested on hardware.
-"""
+vLLM's CPU build switches Triton off, interpreted or not. The rows of GPUs are untested on hardware."""
 
 from __future__ import annotations
 
@@ -13,19 +12,15 @@ import math
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
 
 # Why a row takes one query token: its backend is SINGLE_ONLY (mla_attention.py).
-PREFILL = "vLLM verifies drafts by its prefill path"
-
-HEADS = 128  # CUTLASS's output has so many, and vLLM pads the query to them
-
+WHY_ONE_QUERY = "vLLM verifies drafts by its prefill path"
+HEADS = 128  # heads of the output of CUTLASS's kernel; vLLM pads the query to as many
 TILE = 128  # tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles
-
-WORKSPACE = 128 << 20  # bytes that vLLM begins with for CUTLASS's kernel
-
+WORKSPACE = 128 << 20  # bytes that vLLM reserves for CUTLASS's kernel when it starts
 CUTLASS = Function("vllm._custom_ops.sm100_cutlass_mla_decode", positions=10)
 CUTLASS_BYTES = Function(
     "vllm._custom_ops.sm100_cutlass_mla_get_workspace_size", positions=3, needs="num_kv_splits"
@@ -39,36 +34,36 @@ CUTLASS_BYTES = Function(
     kinds=("cuda",),
     archs=BLACKWELL,
     symbols=(CUTLASS, CUTLASS_BYTES),
-    # It takes no scales, so an FP8 cache would need scales of 1.
-    fits=takes("bf16", most_heads=HEADS, pages_within=TILE, why_most_q=PREFILL),
+    # It takes no scales, so that an FP8 cache would need scales of 1.
+    fits=takes("bf16", most_heads=HEADS, page_divides=TILE, why_most_q=WHY_ONE_QUERY),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
     workspace=lambda sizes: (
         WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT)
     ),
 )
 def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    """The first of vLLM's choices on Blackwell before FlashInfer's. It gets a cache without NaN."""
+    """vLLM's first choice on Blackwell after FlashInfer's kernels. It gets a cache without NaN."""
     batch, heads = len(o.q), o.heads
     cache, padded_q = layouts.FiniteCache(o), o.q.new_zeros(batch, 1, HEADS, WIDTH)
     q = padded_q[:, :, :heads]
     q.copy_(o.q)
-    padded = out if heads == HEADS else out.new_empty(batch, 1, HEADS, LATENT)
-    of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=-1)()
-    room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
+    padded_out = out if heads == HEADS else out.new_empty(batch, 1, HEADS, LATENT)
+    no_log_sums = torch.empty(0, device=out.device)
+    split_by_kernel = -1  # the kernel chooses the number of splits
+    units = layouts.compute_units(out.device)
+    needed_bytes = CUTLASS_BYTES.bind(TILE, batch, units, num_kv_splits=split_by_kernel)()
+    room = torch.empty(max(WORKSPACE, needed_bytes), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
-    table = layouts.full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
-    answers = padded[:, 0], torch.empty(0, device=out.device)  # and the log-sums, which are not wanted
-    # With -1 the kernel chooses the number of splits.
-    given = (*layouts.parts(padded_q[:, 0]), cache.kv, o.lengths, table, room, o.scale, -1)
-    inputs, result = {"q": q, "kv": cache.kv}, padded[:, :, :heads]
-    return Prepared(
-        o, out, CUTLASS.bind(*answers, *given), inputs=inputs, after_load=cache.clear, result=result
-    )
+    table = layouts.finite_table(o, o.page, TILE // o.page, min_tokens=o.sizes.model_len)
+    q_parts = layouts.latent_and_rope(padded_q[:, 0])
+    outputs = (padded_out[:, 0], no_log_sums)
+    call = CUTLASS.bind(*outputs, *q_parts, cache.kv, o.lengths, table, room, o.scale, split_by_kernel)
+    inputs, result = {"q": q, "kv": cache.kv}, padded_out[:, :, :heads]
+    return Prepared(o, out, call, inputs=inputs, after_load=cache.clear, result=result)
 
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
 SCALES = "k_scale v_scale"
-
 TRITON = Function(
     "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
     "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
@@ -83,31 +78,30 @@ TRITON = Function(
     requires="vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)",
     any_fp8=True,
     symbols=(TRITON,),
-    fits=takes(most_q=MOST_QUERIES),
-    # The table that several query tokens have.
+    # The page table of `one_token_sequences`.
     layout=lambda sizes: (
-        sizes.batch * sizes.q * (-(-max(sizes.lengths()) // sizes.page) + 1) * 4 if sizes.q > 1 else 0
+        sizes.batch * sizes.q * (math.ceil(max(sizes.lengths()) / sizes.page) + 1) * 4 if sizes.q > 1 else 0
     ),
     workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    """`decode_attention_fwd`: split-KV in two kernels, into as many parts as vLLM records into its graphs,
-    which is for the server's context length. An FP8 cache is dequantised to bf16 on the way.
+    """`decode_attention_fwd`: split-KV in two kernels, into as many parts as in vLLM's graphs, which are
+    recorded for the server's context length. An FP8 cache is dequantised to bf16 on the way.
 
-    It takes one query token. vLLM verifies drafts with a sequence for each of them, so the cache is read q
-    times. vLLM makes that page table and these lengths in the call of each layer, the row before timing."""
+    It takes one query token of each sequence. For several, vLLM makes each query token a sequence, so that
+    the cache is read q times. It does so in the call of each layer, this row before timing."""
     if o.is_fp8 and not TRITON.takes("k_scale"):
         raise Unsupported(f"{TRITON.release} has no scales for an FP8 cache")
     return split_kv(o, out, TRITON, o.sizes.model_len)
 
 
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
-    """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
-    `longest` tokens."""
-    (table, lengths), (batch, heads) = layouts.flattened(o), o.packed.shape[:2]
+    """`decode_attention_fwd` of vLLM or AITER, with the splits of a sequence of `longest` tokens."""
+    table, lengths = layouts.one_token_sequences(o)
+    rows = o.packed.shape[:2]  # sequences of one query token, and heads
     splits = splits_for(longest, layouts.compute_units(o.q.device))
     cache = o.kv[:, :, None]
-    # fp32 of no dimension: a call without scales makes some of its own each time.
+    # A scale is fp32 [], and 1.0 for bf16: a call without scales makes such tensors each time.
     scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
     return layouts.bound(
         function,
@@ -117,11 +111,11 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
         v_buffer=cache[..., :LATENT],
         req_to_token=table,
         b_seq_len=lengths,
-        attn_logits=torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
+        attn_logits=torch.empty(*rows, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
         num_kv_splits=splits,
         k_scale=scale,
         v_scale=scale,
-        lse=o.q.new_empty(batch, heads),
+        lse=o.q.new_empty(rows),
         is_mla=True,
     )
 
@@ -132,17 +126,17 @@ def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
 
 
 def splits_for(longest: int, units: int) -> int:
-    """vLLM's choice (_compute_num_kv_splits of triton_mla.py): a power of two, of splits of about 512 tokens,
-    or two splits for each compute unit."""
-    ideal = 1 << (max(1, longest // 512) - 1).bit_length()
-    return min(ideal, 2 * units)
+    """vLLM's choice (_compute_num_kv_splits of triton_mla.py): a power of two with which splits have about
+    512 tokens, but at most two splits for each compute unit."""
+    of_512_tokens = max(1, longest // 512)
+    power_of_two = 1 << (of_512_tokens - 1).bit_length()  # the next one above
+    return min(power_of_two, 2 * units)
 
 
 # On CPUs
 
 VEC = vllm_operator("mla_decode_kvcache", positions=6)
-VEC_PAGE = 16  # built into the kernel
-
+VEC_PAGE = 16  # tokens of a page, built into the kernel
 AMX = vllm_operator("decode_attention_cpu", positions=17)
 
 
@@ -153,7 +147,7 @@ AMX = vllm_operator("decode_attention_cpu", positions=17)
     symbols=(VEC,),
     rebinds=True,
     stationary=lambda operands: operands.split_pages(VEC_PAGE),
-    fits=takes("bf16", pages_of=VEC_PAGE, why_most_q=PREFILL),
+    fits=takes("bf16", page_multiple_of=VEC_PAGE, why_most_q=WHY_ONE_QUERY),
 )
 def vec(o: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread for each sequence."""
@@ -166,9 +160,9 @@ def vec(o: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     symbols=(AMX,),
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
-    # The rows of tokens, int32 [batch, tokens], the requests and the lengths, int64 [batch].
+    # The rows of tokens, int32 [batch, tokens]; the sequences' numbers and lengths, int64 [batch].
     stationary=lambda o: (o.split_pages(1), torch.arange(len(o.q)), o.lengths.long()),
-    fits=takes("bf16", why_most_q=PREFILL),
+    fits=takes("bf16", why_most_q=WHY_ONE_QUERY),
     # Partial results of 64 splits at most.
     workspace=lambda sizes: layouts.partial_bytes(sizes.batch * sizes.heads * 64) + sizes.tokens * 4,
 )
@@ -179,6 +173,7 @@ def amx(o: MlaDecodeOperands, out: torch.Tensor, tables: tuple[torch.Tensor, ...
     # As _compute_num_kv_splits of vllm/v1/attention/backends/mla/amx_mla.py of vLLM 0.32.
     splits = splits_for(max(o.host_lengths), torch.get_num_threads())
     partial = torch.zeros(len(o.packed), o.heads, splits, LATENT + 1)
-    no_new_tokens = (None, None, None)
-    given = (o.packed, kv, kv[..., :LATENT], out[:, 0], *no_new_tokens, partial, *tables, o.scale)
-    return AMX.bind(*given, 0.0, False, 0, None, None)
+    no_new_tokens = (None, None, None)  # key, value and slots: all tokens are in the cache
+    arguments = (o.packed, kv, kv[..., :LATENT], out[:, 0], *no_new_tokens, partial, *tables, o.scale)
+    # logit_cap, is_cross_attn, sliding_window_size, encoder_lens and sinks
+    return AMX.bind(*arguments, 0.0, False, 0, None, None)

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.attention import BYTES
 from kernels.mla_decode.layouts import MOST_UNITS, partial_bytes
-from kernels.mla_decode.operands import (
-    LATENT,
-    MOST_QUERIES,
-    ROPE,
-    WIDTH,
-    MlaDecodeOperands,
-    MlaDecodeSizes,
-    takes,
-)
-from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
-from kernels.support import Support
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.triton.split_kv_plan import LEAST_TOKENS_PER_HEAD, Part, plan
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 
@@ -31,16 +22,15 @@ if TYPE_CHECKING:
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
-
 PER_UNIT = (1, 2, 4, 8)
-LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
+LEAST_HEADS, MOST_HEADS = 16, 64  # query rows of a block
 
 
 @dataclass(frozen=True)
 class SplitKvConfig:
     """What one program of the split kernel takes, and how many programs there are."""
 
-    heads: int  # query rows: the heads of its query tokens
+    heads: int  # the query rows of a block, which are heads of one or several query tokens
     tokens: int  # cached rows of a step of its loop
     # It computes transposed tiles: tokens and latents are the rows of sm_90's instructions.
     swap: bool = False
@@ -49,11 +39,11 @@ class SplitKvConfig:
     reload: bool = False
     per_unit: int = 1  # programs for each compute unit
     warps: int = 4
-    stages: int = 2
+    stages: int = 2  # of the pipeline of its loop
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
 
 
-# Rows, tokens, warps and numbers of stages; the compiler says which of them fit.
+# (heads, tokens, numbers of warps, numbers of stages); the compiler says which of them fit.
 _TILES = {
     "cuda": (
         (16, 16, (4,), (2, 3, 4, 5)),
@@ -76,13 +66,10 @@ _TILES = {
     ),
     "cpu": ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,))),
 }
-
-
-# For few and for many rows, and for FP8 caches where they need another. With 16 rows memory is the bound:
-# there are so many programs on a unit that enough bytes are in flight. With 64 rows products are the
-# bound: tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared
-# memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
-# compiling, not by timing.
+# For few and for many rows, and for FP8 caches where they need another one. With 16 rows memory bandwidth is
+# the bound: enough programs run on a compute unit to keep its loads in flight. With 64 rows products are the
+# bound: tiles fit the fastest instructions, and steps have enough tokens that these do not wait for shared
+# memory. Chosen by compiling, not by timing: with Triton 3.6 and 3.7 none spills, or exceeds gfx942's 64 KB.
 HEURISTIC = {
     "cuda few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
     "cuda many": SplitKvConfig(64, 64, warps=8, stages=2),
@@ -100,20 +87,19 @@ HEURISTIC = {
     "cpu few": SplitKvConfig(16, 128, per_unit=2),
     "cpu many": SplitKvConfig(64, 128, per_unit=2),
 }
-FEW = 32  # rows
-
-# (architecture, rows, tokens, warps, stages) that spill where rows see different numbers of tokens.
+FEW = 32  # the most rows that count as few
+# (architecture, heads, tokens, warps, stages) that spill where query tokens see different numbers of keys.
 SPILLS_AT_EDGES = {("gfx942", 16, 32, 2, 2), ("sm_90", 16, 64, 4, 2)}
 
 
 def rows_of(sizes: MlaDecodeSizes) -> int:
-    """Rows that read the same cache: a head of each query token."""
+    """Query rows that read the same cached rows: the heads of all query tokens of a sequence."""
     return sizes.q * sizes.heads
 
 
 class SplitKv(SuiteTriton):
     """Long sequences are split between programs. A second kernel combines the partial results of a sequence;
-    it is not called where no sequence was split."""
+    it is not launched where no sequence was split."""
 
     name = "triton.split_kv"
     Config = SplitKvConfig
@@ -121,24 +107,27 @@ class SplitKv(SuiteTriton):
         "split_kernel": "memory bounds 16 rows; on sm_100 registers do not hold 64 and an FP8 cache to widen"
     }
 
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return takes(most_q=MOST_QUERIES)(sizes)
-
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
-        """All blocks of rows that are not padded to twice the rows and not so small that more than four of
-        them read the same tokens; for very many rows, the larger ones."""
+        """All blocks that are less than twice as large as the rows need, and so large that at most four of
+        them read the same tokens; for very many rows, the larger blocks."""
         rows = rows_of(sizes)
         blocks = [block for block in (16, 32, 64) if rows <= 4 * block and block < 2 * max(16, rows)]
+        if not blocks:
+            blocks = [32, 64]
         instruction = 16 if target.kind == "rocm" else 0
         for block, tokens, warps, stages in _TILES[target.kind]:
-            if block not in (blocks or [32, 64]):
+            if block not in blocks:
                 continue
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
-                in_registers = tokens * WIDTH * BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
+                # What AMD's pipelines hold in shared memory.
+                buffered_bytes = tokens * WIDTH * BYTES[sizes.kv] * (s - 1)
+                does_not_fit = target.kind == "rocm" and buffered_bytes > target.shared
                 spills = sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES
-                if spills or (target.kind == "rocm" and in_registers > target.shared):
+                if spills or does_not_fit:
                     continue
-                config = SplitKvConfig(block, tokens, False, False, per_unit, w, s, instruction)
+                config = SplitKvConfig(
+                    block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction
+                )
                 yield config
                 if target.arch == "gfx942" and tokens == 16:
                     yield replace(config, reload=True)
@@ -147,12 +136,13 @@ class SplitKv(SuiteTriton):
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         rows = "few" if rows_of(sizes) <= FEW else "many"
-        names = (f"{where} {rows}{kv}" for where in (target.arch, target.kind) for kv in (f" {sizes.kv}", ""))
+        of_arch, of_kind = f"{target.arch} {rows}", f"{target.kind} {rows}"
+        names = (f"{of_arch} {sizes.kv}", of_arch, f"{of_kind} {sizes.kv}", of_kind)
         return next(HEURISTIC[name] for name in names if name in HEURISTIC)
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
-        """The lengths of the sequences, however they were given. Rows count, under the name that they have in
-        stored tables; q tells a case of several query tokens from one of as many heads."""
+        """Cases with the same lengths are alike, however `ctx` gives them. `heads`, a name that stored tables
+        have, counts the rows of all query tokens; q tells several query tokens from one of as many heads."""
         lengths = sizes.lengths()
         return {
             "batch": sizes.batch,
@@ -165,12 +155,12 @@ class SplitKv(SuiteTriton):
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """An upper bound over all platforms and configurations. A plan has no more slots than programs or
-        than two a sequence, and a split sequence no more than parts of the least length, and one."""
+        """An upper bound over all platforms and configurations. A plan has no more slots than programs, or
+        than two for each sequence; and a sequence has at most one slot more than parts of least length."""
         programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_HEADS)
-        of_programs = max(programs, 2 * min(sizes.batch, programs))
-        slots = min(of_programs, sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS))
-        return partial_bytes(slots * rows_of(sizes))
+        by_programs = max(programs, 2 * min(sizes.batch, programs))
+        by_length = sizes.batch + sizes.tokens // (LEAST_TOKENS_PER_HEAD * LEAST_HEADS)
+        return partial_bytes(min(by_programs, by_length) * rows_of(sizes))
 
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -181,6 +171,7 @@ class SplitKv(SuiteTriton):
         self, config: SplitKvConfig, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
         import torch
+        import triton
         import triton.language as tl
 
         from kernels.mla_decode.triton.split_kv_jit import combine_kernel, split_kernel
@@ -193,13 +184,15 @@ class SplitKv(SuiteTriton):
         # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
         # also make a plan once a step, for the attention of all layers. A call only reads the plan.
         programs = max(1, target.units * config.per_unit // blocks)
-        split = plan(tuple(o.host_lengths), config.tokens, programs, WORTH_OF_HEAD * config.heads)
-        nothing = [(0, 0, 0, -1)] * (-len(split.parts) % xcds)
-        parts = torch.tensor([*split.parts, *nothing], dtype=torch.int32, device=out.device)
-        partial, log_sums = split.buffers(rows, out.device)
+        least_tokens = LEAST_TOKENS_PER_HEAD * config.heads
+        split_plan = plan(tuple(o.host_lengths), config.tokens, programs, least_tokens)
+        # Empty parts fill up the last round of programs on the dies.
+        empty_parts = [Part(0, 0, 0, -1)] * (-len(split_plan.parts) % xcds)
+        parts = torch.tensor([*split_plan.parts, *empty_parts], dtype=torch.int32, device=out.device)
+        partial, log_sums = split_plan.buffers(rows, out.device)
         # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64. See split_kv_jit.
-        wide = config.heads >= 64 and config.warps > 4
-        apart = target.kind == "cuda" and wide and not config.swap
+        fills_instructions = config.heads >= 64 and config.warps > 4
+        apart = target.kind == "cuda" and fills_instructions and not config.swap
         tensors = (o.q, kv, o.page_table, parts, partial, log_sums, prepared.written)
         first = functools.partial(
             split_kernel[(len(parts) * blocks,)],
@@ -224,13 +217,12 @@ class SplitKv(SuiteTriton):
             **options(config.warps, config.stages, config.instruction),
         )
         prepared.launches = [first]
-        if split.split:
-            # The most slots of a sequence, rounded up to a power of two.
-            most = 1 << (max(count for *_, count in split.split) - 1).bit_length()
-            columns = min(LATENT, COMBINE_VALUES // most)
-            kernel = combine_kernel[(len(split.split) * rows, LATENT // columns)]
-            entries = torch.tensor(split.split, dtype=torch.int32, device=out.device)
-            constants = {"ROWS": rows, "LATENT": LATENT, "MOST": most, "BLOCK_D": columns}
-            second = functools.partial(kernel, partial, log_sums, entries, prepared.written, **constants)
+        if split_plan.split:
+            most_slots = triton.next_power_of_2(max(sequence.slots for sequence in split_plan.split))
+            columns = min(LATENT, COMBINE_VALUES // most_slots)
+            kernel = combine_kernel[(len(split_plan.split) * rows, LATENT // columns)]
+            split = torch.tensor(split_plan.split, dtype=torch.int32, device=out.device)
+            constants = {"ROWS": rows, "LATENT": LATENT, "MOST_SLOTS": most_slots, "BLOCK_D": columns}
+            second = functools.partial(kernel, partial, log_sums, split, prepared.written, **constants)
             prepared.launches.append(second)
         return prepared

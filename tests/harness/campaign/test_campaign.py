@@ -15,17 +15,7 @@ from typing import Any
 import pytest
 
 from harness.campaign import execute
-from harness.campaign.execute import (
-    CampaignOutcome,
-    CampaignRequest,
-    CommandDone,
-    CommandJob,
-    Steps,
-    _into,
-    pack,
-    run_campaign,
-    step_of,
-)
+from harness.campaign.execute import CommandDone, CommandJob, JobMaker, pack, run_campaign
 from harness.campaign.plan import Step, arguments, steps_of
 from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
@@ -50,7 +40,7 @@ class Shown:
         self.lines: list[str] = []
         self.begun: list[str] = []
         self.cases: list[str] = []
-        self.outcome: CampaignOutcome | None = None
+        self.outcome: execute.CampaignOutcome | None = None
         self.log = self.lines.append
         self.begin = lambda driver, counts: setattr(self, "counts", dict(counts))
         self.task = lambda task, device, driver: self.begun.append(task.job)
@@ -74,7 +64,9 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
         shown = to()
         folder = tmp_path / name
         goes_on = str(folder) if resume else None
-        request = CampaignRequest(str(tmp_path / "spec.toml"), f"{budget_s}s", resume=goes_on, threads=3)
+        request = execute.CampaignRequest(
+            str(tmp_path / "spec.toml"), f"{budget_s}s", resume=goes_on, threads=3
+        )
         return run_campaign(pool, request, folder, pool.now, read_step, shown, **more), shown
 
     Driver = execute.Driver
@@ -233,7 +225,7 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
     assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
     step = Step("x", "doctor", 0, "", options[2:4])
     types = {"cpu": [SimpleNamespace(facts=None)]}
-    whole = Steps(types, [], 1e3, read_step, tmp_path, True, Shown())
+    whole = JobMaker(types, [], 1e3, read_step, tmp_path, True, Shown())
     (job,) = whole.jobs(step, "x", "cpu")
     order = job.order(job.waiting[0], 1e3)
     assert (order.arguments[-1], job.wall_s, order.deadline_s) == ("48s", 60.0, 120.0), "most is measuring"
@@ -249,10 +241,10 @@ def test_a_step_that_was_begun_goes_on_with_its_own_plan(tmp_path, command):
     options = "--op mla_decode --impl torch.* --suite smoke --launch eager --per-case 5s"
     read = read_step(Step("x", command, 0, "mla_decode", options.split()))
     request = read if command == "tune" else read(named("cpu"))
-    assert _into(request, tmp_path) == replace(request, out=str(tmp_path))
+    assert execute._into(request, tmp_path) == replace(request, out=str(tmp_path))
     (tmp_path / "run.json").touch()
     planned = {"impl": None, "suite": None, "launch": None}
-    assert _into(request, tmp_path) == replace(request, **planned, resume=str(tmp_path), retry=True)
+    assert execute._into(request, tmp_path) == replace(request, **planned, resume=str(tmp_path), retry=True)
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):
@@ -277,7 +269,7 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
             folders = {name.partition("/")[0] for name in packed.namelist()}
         assert folders == {"campaign.json", "SHA256SUMS", *names} - {*left_out}
     files = {"a/x": "a", "h200/a-2/x": "a-2", "a-triton.split_kv/x": "a", "ab/x": "", "tuned/x": "tuned"}
-    assert {name: step_of(name, ["a", "a-2"]) for name in files} == files
+    assert {name: execute.step_of(name, ["a", "a-2"]) for name in files} == files
     carried.write_bytes(carried.read_bytes()[:-200])
     with pytest.raises(UsageError, match="cannot read "):
         load(carried)
@@ -298,25 +290,22 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "step: is missing"),
-        ("step = 3", "step: "),
-        ("[[step]]\ncommand = 'fly'", "step.0.command: "),
-        ("[[step]]\ncommand = 'run'\nsuite = 'smoke'\nop = 'x'", "step.0.suite: no such key (and 1 more)"),
-        ("[[step]]\ncommand = 'run'\nops = ['mla']", "unknown op 'mla'; did you mean mla_decode"),
-        ("[[step]]\ncommand = 'run'\nrepeats = 0", "step.0.repeats: "),
-        ("[[step]]\ncommand = 'run'\nname = '../up'", "step.0.name: "),
-        ("[[step]]\ncommand = 'run'\nshare = 0.1", "leave out share"),
-        ("[[step]]\ncommand = 'doctor'\nops = ['mla_decode']", "doctor takes no ops"),
-        ("[[step]]\ncommand = 'run'\noptions = { out = 'x' }", "leave out the option out"),
-        ("[[step]]\ncommand = 'run'\noptions = { suit = 'smoke' }", "step block_scale_gemm-smoke: No"),
-        ("[[step]]\ncommand = 'run'\n[[step]]\ncommand = 'run'", "two steps are called"),
-        ("[[step]\ncommand", "cannot read "),
-        ("[[step]]\ncommand = 'doctor'\nexpected = 'soon'", "cannot read expected 'soon'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "step: is missing"),
+    ("step = 3", "step: "),
+    ("[[step]]\ncommand = 'fly'", "step.0.command: "),
+    ("[[step]]\ncommand = 'run'\nsuite = 'smoke'\nop = 'x'", "step.0.suite: no such key (and 1 more)"),
+    ("[[step]]\ncommand = 'run'\nops = ['mla']", "unknown op 'mla'; did you mean mla_decode"),
+    ("[[step]]\ncommand = 'run'\nrepeats = 0", "step.0.repeats: "),
+    ("[[step]]\ncommand = 'run'\nname = '../up'", "step.0.name: "),
+    ("[[step]]\ncommand = 'run'\nshare = 0.1", "leave out share"),
+    ("[[step]]\ncommand = 'doctor'\nops = ['mla_decode']", "doctor takes no ops"),
+    ("[[step]]\ncommand = 'run'\noptions = { out = 'x' }", "leave out the option out"),
+    ("[[step]]\ncommand = 'run'\noptions = { suit = 'smoke' }", "step block_scale_gemm-smoke: No"),
+    ("[[step]]\ncommand = 'run'\n[[step]]\ncommand = 'run'", "two steps are called"),
+    ("[[step]\ncommand", "cannot read "),
+    ("[[step]]\ncommand = 'doctor'\nexpected = 'soon'", "cannot read expected 'soon'"),
+])  # fmt: skip
 def test_a_mistake_in_a_file_is_one_line(tmp_path, text: str, said: str):
     file = tmp_path / "wrong.toml"
     file.write_text(text)

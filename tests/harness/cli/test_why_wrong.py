@@ -93,7 +93,10 @@ def fits(o, out): ...
 def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path):
     (plugin := tmp_path / "mine.py").write_text(RAISES)
     where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", row)
-    for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
+    for command, more in (
+        ("check", ("--save", tmp_path / "wrong")),
+        ("run", ("--budget", "1s", "--out", tmp_path / "run")),
+    ):
         done = run_here(*where, *more, plugin=plugin, command=command)
         assert done.returncode == 1
         assert said in " ".join(done.stdout.split())
@@ -105,7 +108,10 @@ def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path)
 def test_a_method_that_answers_something_else_is_an_error(tmp_path):
     (plugin := tmp_path / "mine.py").write_text(RAISES)
     where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", "mine.fits")
-    for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
+    for command, more in (
+        ("check", ("--save", tmp_path / "wrong")),
+        ("run", ("--budget", "1s", "--out", tmp_path / "run")),
+    ):
         done = run_here(*where, *more, plugin=plugin, command=command)
         assert done.returncode == 1
         assert "returned 'yes', where kernels." in " ".join(done.stdout.split())

@@ -113,33 +113,27 @@ def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(mixed, 
     assert [case.sizes["page"] for case in mixed(cases).cases] == [128]
 
 
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ({"tp": 8, "dp_attention": True, "ep": 8}, ["--suite", "r1-dp-ep8"]),
-        ({"tp": 16}, ["--suite", "deepseek-r1-tp16"]),
-        ({"kv": "fp8"}, []),
-    ],
-)
+@pytest.mark.parametrize(("told", "words"), [
+    ({"tp": 8, "dp_attention": True, "ep": 8}, ["--suite", "r1-dp-ep8"]),
+    ({"tp": 16}, ["--suite", "deepseek-r1-tp16"]),
+    ({"kv": "fp8"}, []),
+])  # fmt: skip
 def test_the_suite_of_a_deployment_is_one_that_run_takes(mixed, told, words):
-    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], **{"tp": 8, **told}).words == words
+    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], **{"tp": 8, **told}).run_options == words
     if words:
         assert suite(words[1]).cases("block_scale_gemm")
 
 
-@pytest.mark.parametrize(
-    ("engine", "told", "flags"),
-    [
-        ("vllm", {"tp": 4}, ["--tensor-parallel-size 4"]),
-        ("vllm", {"tp": 8, "ep": 8, "kv": "fp8"},
-         ["--tensor-parallel-size 8", "--enable-expert-parallel", "--kv-cache-dtype fp8"]),
-        ("sglang", {"tp": 8, "ep": 8, "kv": "fp8"},
-         ["--tp-size 8", "--ep-size 8", "--kv-cache-dtype fp8_e4m3"]),
-        ("sglang", {"tp": 8, "dp_attention": True}, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("engine", "told", "flags"), [
+    ("vllm", {"tp": 4}, ["--tensor-parallel-size 4"]),
+    ("vllm", {"tp": 8, "ep": 8, "kv": "fp8"},
+     ["--tensor-parallel-size 8", "--enable-expert-parallel", "--kv-cache-dtype fp8"]),
+    ("sglang", {"tp": 8, "ep": 8, "kv": "fp8"},
+     ["--tp-size 8", "--ep-size 8", "--kv-cache-dtype fp8_e4m3"]),
+    ("sglang", {"tp": 8, "dp_attention": True}, []),
+])  # fmt: skip
 def test_the_flags_of_a_deployment(mixed, engine, told, flags):
-    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], engine, **told).server == flags
+    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], engine, **told).server_flags == flags
 
 
 def test_the_deployment_of_most_cases_is_taken(tmp_path):
@@ -160,7 +154,7 @@ def test_a_file_of_cases_says_its_calls(mixed, tmp_path):
     file = cases_file(tmp_path / "mine.json", (mla(32), 61))
     mix = mixed([(mla(16), ROWS), (mla(64), ROWS)], cases=file)
     assert [case.decode for case in mix.cases] == pytest.approx([30.5, 30.5])
-    assert (mix.covered, mix.words, mix.server) == (1.0, ["--cases", file], [])
+    assert (mix.covered, mix.run_options, mix.server_flags) == (1.0, ["--cases", file], [])
 
 
 def test_without_a_model_each_op_has_the_same_part_of_the_time(mixed):

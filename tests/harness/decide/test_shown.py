@@ -107,18 +107,15 @@ def test_where_nothing_can_be_compared_it_says_what_to_measure(here, tmp_path):
     assert done.stderr == "error: nothing was compared: no choice has a time beside the default's\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["--workload", "isl=1"], "--workload needs osl, concurrency"),
-        (["--cases", "c.json", "--workload", "isl=1,osl=1,concurrency=1"], "--cases has the calls of a load"),
-        (["--with", "--tp=8"], "--with takes no --tp: here it is --tp N"),
-        (["--tp", "7"], "tp=7 must divide the 2048 expert columns"),
-        (["--cases", "none.json"], "cannot read none.json"),
-        (["--margin", "nan"], "--margin takes per cent"),
-        (["--drafts", "3"], "--drafts: a load does not tell how many are accepted"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error"), [
+    (["--workload", "isl=1"], "--workload needs osl, concurrency"),
+    (["--cases", "c.json", "--workload", "isl=1,osl=1,concurrency=1"], "--cases has the calls of a load"),
+    (["--with", "--tp=8"], "--with takes no --tp: here it is --tp N"),
+    (["--tp", "7"], "tp=7 must divide the 2048 expert columns"),
+    (["--cases", "none.json"], "cannot read none.json"),
+    (["--margin", "nan"], "--margin takes per cent"),
+    (["--drafts", "3"], "--drafts: a load does not tell how many are accepted"),
+])  # fmt: skip
 def test_mistakes(here, runs, words, error):
     done = here("decide", "--engine", ENGINE, runs, *words)
     assert done.returncode == 2

@@ -81,7 +81,7 @@ def test_recorded_places_are_those_that_rows_use_and_releases_are_listed():
         releases = json.loads(file.read_text())["releases"]
         for release in releases:
             again = f"python -m tools.record_signatures FOLDER {file.stem}"
-            assert sorted(release["signatures"]) == record_signatures.taken(file.stem), again
+            assert sorted(release["signatures"]) == record_signatures.used_places(file.stem), again
         facts = [{name: release[name] for name in release if name != "signatures"} for release in releases]
         assert facts == sorted(listed[file.stem], key=lambda release: Version(release["version"]))
 

@@ -74,12 +74,10 @@ def test_ops_that_do_not_hold_are_named_and_the_others_shown(here, tmp_path):
     config = json.loads((ROOT / "shapes/data/glm-5.json").read_text("utf-8"))["config"]
     del config["quantization_config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
+    refused = "an expert of kimi-k2 has 64 columns on a rank: sglang refuses"
     for words, said in (
         (("--model", str(tmp_path)), "has no call of an op here"),
-        (
-            ("--model", "kimi-k2", "--tp", "32"),
-            "an expert of kimi-k2 has 64 columns on a rank: sglang refuses",
-        ),
+        (("--model", "kimi-k2", "--tp", "32"), refused),
     ):
         done = here("engine", "sglang", "--arch", "H200", *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and said in done.stderr
@@ -146,9 +144,8 @@ def test_misses_that_are_not_written_are_reported(here, tmp_path):
     """AITER's Triton files are tuned one by one. If each shape has an entry, there is nothing to write."""
     options = ("--aiter", "recorded", "--op", "block_scale_gemm", "--write", str(tmp_path))
     done = here("engine", "sglang", "--arch", "gfx942", "--tp", "4", *options)
-    assert done.stderr.startswith(
-        "not written: 42 shapes of aiter.triton; AITER tunes them one by one: aiter/ops/"
-    )
+    said = "not written: 42 shapes of aiter.triton; AITER tunes them one by one: aiter/ops/"
+    assert done.stderr.startswith(said)
     options = ("--sglang", "recorded", "--op", "fused_moe", "--write", str(tmp_path))
     done = here("engine", "sglang", "--arch", "H200", "--tp", "4", *options)
     assert done.stderr == "nothing written: no file lacks a shape\n"
@@ -164,10 +161,8 @@ def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     text = here(*AITER, "--diff", str(a), str(b)).stdout
     versions = f"version unknown, {a} -> version unknown, {b}"
     assert f"aiter {versions}: 2 of 91 shapes run another kernel or configuration" in text
-    assert (
-        "block_scale_gemm qkv_a n=2112 k=7168 at 64 tokens\n        - ck old, splitK 0\n        + ck new"
-        in text
-    )
+    qkv_a = "block_scale_gemm qkv_a n=2112 k=7168 at 64 tokens"
+    assert f"{qkv_a}\n        - ck old, splitK 0\n        + ck new" in text
     assert "block_scale_gemm shared gate_up n=512 k=7168 at 1 token\n        - miss: CK" in text
     found = json.loads(here(*AITER, "--diff", str(a), str(b), "--json", "-").stdout)
     assert (found["library"], found["asked"], len(found["changes"])) == ("aiter", 91, 2)
@@ -207,9 +202,8 @@ def test_misses_of_one_fallback_share_a_note(here):
 def test_settings_change_what_runs(here, tmp_path):
     """AITER_CONFIG_* replaces the package's tables; CU_NUM replaces the device's number of CUs."""
     path = aiter(tmp_path / "a", (304, 64, 2112, 7168, "fast"), (80, 64, 2112, 7168, "small"))
-    mine = (
-        aiter(tmp_path / "b", (304, 32, 2112, 7168, "mine")) / "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
-    )
+    other = aiter(tmp_path / "b", (304, 32, 2112, 7168, "mine"))
+    mine = other / "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
 
     def kernels(*options):
         found = shapes(here, path, "--op", "block_scale_gemm", *options)
@@ -222,17 +216,14 @@ def test_settings_change_what_runs(here, tmp_path):
     assert facts(here, *command, "--with", "CU_NUM=80")["notes"] == []
 
 
-@pytest.mark.parametrize(
-    "setting, notes",
-    [
-        ("--moe-dense-tp-size=1", []),  # the dense MLP is split differently, and the same kernel runs
-        ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
-        ("--disable-shared-experts-fusion", []),
-        ("SGLANG_ENABLE_JIT_DEEPGEM=0",
-         ["SGLANG_ENABLE_JIT_DEEPGEM: what sglang does with it on sm_90 is not recorded, so it changed "
-          "nothing here, and rows may be wrong; did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("setting, notes", [
+    ("--moe-dense-tp-size=1", []),  # the dense MLP is split differently, and the same kernel runs
+    ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
+    ("--disable-shared-experts-fusion", []),
+    ("SGLANG_ENABLE_JIT_DEEPGEM=0",
+     ["SGLANG_ENABLE_JIT_DEEPGEM: what sglang does with it on sm_90 is not recorded, so it changed "
+      "nothing here, and rows may be wrong; did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"]),
+])  # fmt: skip
 def test_a_setting_without_effect_is_reported(here, setting, notes):
     command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--dp-attention")
     assert facts(here, *command, "--with", setting)["notes"] == notes

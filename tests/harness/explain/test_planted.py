@@ -34,9 +34,7 @@ def another_kernel_ran(world):
 def table_missed(world):
     world.run("fused_moe", {"tokens": 16}, old=world.layer[MOE], new=0.6 * world.layer[MOE])
     world.traces(world.server(), world.server())
-    world.log(
-        "Using default MoE config. Performance might be sub-optimal! Config file not found at E=257.json"
-    )
+    world.log("Using default MoE config. Performance might be sub-optimal! Config file not found at E=257")
     return [0.4 * world.ms(world.layer[MOE])]
 
 
@@ -235,7 +233,7 @@ PLANTED = {
     all_but_the_largest_neighbour_slower: [of.SLOWER], kernels_beside: [of.BESIDE], host_bound: [of.IDLE],
     waits_for_ranks: [of.WAITS], less_in_the_step: [of.LESS], another_kernel_before: [of.BASE],
     name_not_read: [of.UNREAD], name_not_read_and_traced: [of.UNREAD], servers_alike: [of.SAME],
-    other_accept_length: [of.WORK], stalls: [of.STALLS],
+    other_accept_length: [of.WORK], other_accept_length_without_traces: [of.WORK], stalls: [of.STALLS],
     prediction_too_large: [of.PREDICTED], half_and_beside: [of.CALLS, of.BESIDE],
     idle_and_neighbours: [of.IDLE, of.SLOWER], small_gain: [of.CALLS],
     half_and_faster_neighbours: [of.CALLS, of.SLOWER],

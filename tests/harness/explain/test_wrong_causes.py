@@ -50,7 +50,7 @@ def words(text):
 def test_other_work_is_not_both_seen_and_not_seen(here, world):
     world.traces(world.server(), swap(world))
     world.results(0.0, completed=150, total_output_tokens=120_000)
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     every = [cause["name"] for cause in found["causes"]]
     assert len(every) == len(set(every)) and of.WORK in names(found)
 
@@ -158,7 +158,7 @@ def test_a_small_gain_has_no_idle_device(here, world):
 def test_traces_that_are_there_are_not_asked_for(here, world):
     world.traces(world.server(), swap(world))
     world.results(0.0)
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert not any("--trace" in cause["record"] for cause in found["causes"])
 
 
@@ -180,9 +180,8 @@ def test_a_sweep_is_no_pairs(here, tmp_path):
         rows = [json.dumps(SGLANG_ROW | {"max_concurrency": each}) for each in (1, 16)]
         (tmp_path / f"{side}.jsonl").write_text("\n".join(rows) + "\n")
     files = ("--before", tmp_path / "before.jsonl", "--after", tmp_path / "after.jsonl")
-    assert "results of several concurrencies (1, 16): give those of one load" in error_line(
-        here("explain", *files)
-    )
+    said = "results of several concurrencies (1, 16): give those of one load"
+    assert said in error_line(here("explain", *files))
 
 
 def test_a_file_is_not_both_sides(here, world):
@@ -207,7 +206,7 @@ def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
     alone = timed_alone(str(tmp_path / "run"), None)
     steps = steps_in(world.args[-2:], [], alone, Sides(), Log())
     on_cpu = replace(steps, after=replace(steps.after, on_cpu=True))
-    named_of = [{cause.name for cause in of.of_step(each) if cause.named} for each in (steps, on_cpu)]
+    named_of = [{cause.name for cause in of.step_causes(each) if cause.named} for each in (steps, on_cpu)]
     assert (of.IDLE in named_of[0], of.IDLE in named_of[1]) == (True, False)
 
 
@@ -245,7 +244,7 @@ def test_with_noise_nothing_is_certain(here, world):
 def test_more_pairs_are_those_that_would_tell(here, world):
     """Launches 1 % apart and 1 % expected: `serving ab --dry-run` says the same number."""
     world.record(0.005 * world.step_ms, predicted_ms=0.01 * world.step_ms, noise=0.01, pairs=5)
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     (noise,) = [cause for cause in found["causes"] if cause["name"] == of.NOISE]
     effect = effects(Record(world.folder / "ab"), "quick")["tpot"]
     percent = 100 * found["expected"]["ms"] / effect.base
@@ -273,25 +272,22 @@ def test_one_pair_has_the_interval_of_other_servers(here, world):
     found, text, code = explained(world, here)
     assert text.startswith("Nothing vanished") and code == 0
     assert found["observed"]["text"].endswith("1 pair, its interval that of other servers")
-    assert found["observed"]["high"] - found["observed"]["low"] == pytest.approx(
-        0.068 * world.step_ms, rel=0.05
-    )
+    width_ms = found["observed"]["high"] - found["observed"]["low"]
+    assert width_ms == pytest.approx(0.068 * world.step_ms, rel=0.05)
 
 
 def test_hits_in_a_table_say_that_none_was_missed(here, world):
     world.profiled(world.swapped())
     shape = "M:16, N:2112, K:7168"
     world.log(f"[aiter] shape is {shape}, found padded_{shape} is tuned on cu_num = 304 in x, kernel y!")
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert of.TABLE in names(found, "none seen")
     world.log("[aiter] import ...")
     assert of.TABLE in names(json.loads(here("explain", *world.args, "--json", "-").stdout), "not known")
 
 
 def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
-    miss = (
-        "[aiter] shape is M:{}, N:2112, K:7168, not found tuned config in /a8w8_blockscale.csv, will use x!"
-    )
+    miss = "[aiter] shape is M:{}, N:2112, K:7168, not found tuned config in /a8w8_blockscale.csv, will use x"
     sure = {}
     for m in (16, 512):
         world = World(tmp_path / str(m), random.Random("miss"))
@@ -311,7 +307,7 @@ def test_both_products_of_experts_may_be_launches_of_one_kernel(here, world):
     took = 2 * world.layer[MOE]
     world.run("fused_moe", {"tokens": 16}, old=took, new=0.6 * took)
     world.traces(world.server(), world.server())
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert found["expected"]["ms"] == pytest.approx(0.4 * took * world.layers / 2e3, rel=0.01)
 
 
@@ -333,7 +329,7 @@ def test_cases_that_are_not_served_do_not_count(here, world):
 
 def test_servers_that_differ_in_more_are_noted(here, world):
     world.record(world.gain_ms, info=lambda name: {"backend": name, "chunk": 1 + len(name)})
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert "setting chunk: 5 -> 6" in found["notes"] and "variable QUICK: None -> 1" in found["notes"]
 
 
@@ -351,7 +347,7 @@ def test_a_step_that_was_cut_off_is_not_counted(tmp_path):
     cut = of_events(tmp_path, [*decode_steps(1, layers=1), *decode_steps(5, layers=4, at=1.8e15)])
     assert (whole.steps, cut.steps) == (5, 5)
     assert cut.ms == pytest.approx(whole.ms, rel=0.03)
-    assert cut.calls(["fused_moe_kernel"]) == pytest.approx(whole.calls(["fused_moe_kernel"]))
+    assert cut.calls_of(["fused_moe_kernel"]) == pytest.approx(whole.calls_of(["fused_moe_kernel"]))
 
 
 def test_what_is_named_may_be_too_little(here, world):

@@ -1,6 +1,8 @@
-"""Groups of entries for the memory there is."""
+"""The memory that is planned for a case: groups of entries that fit, their bytes, and sets of operands."""
 
 import functools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from kernels.platform import Platform
 from shapes.suites import suites
 
 OP = kernels.OPS["mla_decode"]
+MOE, GEMM, PREFILL = (kernels.OPS[name] for name in ("fused_moe", "block_scale_gemm", "mha_prefill"))
 CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f", "avx512_bf16"}))
 
 
@@ -23,18 +26,18 @@ def entries(op: str, *names: str) -> list[Entry]:
 
 
 def judge_memory(op, **sizes) -> int:
-    """Of a CPU."""
+    """The bytes of the judge of a case on a CPU."""
     return Memory(op.case(sizes), CPU, "", "serving").judge_bytes
 
 
-def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
+def groups(monkeypatch, free, baseline, members, copies=1, op=OP, **sizes):
     monkeypatch.setattr(memory, "free_memory", lambda platform: int(free))
     plan = Memory(op.case(sizes), CPU, baseline, "serving")
-    together, too_large = plan.groups(found, copies)
+    together, too_large = plan.groups(members, copies)
     return [[c.name for c in group] for group in together], too_large
 
 
-def test_entries_share_a_group_where_memory_allows_or_each_meet_the_baseline(monkeypatch):
+def test_entries_share_a_group_where_memory_allows_and_each_group_has_the_baseline(monkeypatch):
     sizes, names = {"batch": 64, "ctx": 4096}, ["torch.compile", "torch.naive", "torch.sdpa"]
     copies = rotation(OP, OP.sizes(sizes), "serving", 1 << 25).copies
     given = ("torch.sdpa", entries("mla_decode", *names), copies)
@@ -47,61 +50,57 @@ def test_entries_share_a_group_where_memory_allows_or_each_meet_the_baseline(mon
     assert {c.status for c in too_large} == {"unsupported"} and all("GiB" in c.reason for c in too_large)
 
 
-def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
-    moe = kernels.OPS["fused_moe"]
+def test_an_entry_that_does_not_fit_beside_the_baseline_is_alone(monkeypatch):
     two = entries("fused_moe", "torch.bf16", "torch.compile")
-    sizes = moe.sizes({"tokens": 64})
-    pair = judge_memory(moe, tokens=64) + memory_needed(moe, sizes, [two[0]] * 2, 1)
+    sizes = MOE.sizes({"tokens": 64})
+    pair = judge_memory(MOE, tokens=64) + memory_needed(MOE, sizes, [two[0]] * 2, 1)
     free = 1.01 * pair / MEMORY_SHARE["cpu"]
-    found = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
-    assert found == ([["torch.bf16"], ["torch.compile"]], [])
+    result = groups(monkeypatch, free, "torch.bf16", two, op=MOE, tokens=64)
+    assert result == ([["torch.bf16"], ["torch.compile"]], [])
 
 
-def test_memory_counts_each_copy_and_what_two_share_once():
+def test_memory_counts_each_copy_and_a_shared_layout_once():
     (naive,) = entries("mla_decode", "torch.naive")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     one, nine = (memory_needed(OP, sizes, [naive], copies) for copies in (1, 9))
     assert nine - one == 8 * (OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes))
-    moe = kernels.OPS["fused_moe"]
-    sizes = moe.sizes({"tokens": 64})
+    sizes = MOE.sizes({"tokens": 64})
     bf16, compiled = entries("fused_moe", "torch.bf16", "torch.compile")
     assert bf16.impl.layout(sizes) == compiled.impl.layout(sizes) > 0
-    one = memory_needed(moe, sizes, [bf16], 1)
-    more = memory_needed(moe, sizes, [bf16, compiled], 1) - one
-    assert more == compiled.impl.scratch(sizes) + 3 * moe.output_bytes(sizes)
-    nine = memory_needed(moe, sizes, [bf16], 9)
-    outputs = 2 * moe.output_bytes(sizes)  # of sets that differ each one's is kept to compare others with
-    assert nine - one == 8 * (moe.turn_bytes(sizes) + bf16.impl.workspace(sizes) + outputs)
+    one = memory_needed(MOE, sizes, [bf16], 1)
+    more = memory_needed(MOE, sizes, [bf16, compiled], 1) - one
+    assert more == compiled.impl.scratch(sizes) + 3 * MOE.output_bytes(sizes)
+    nine = memory_needed(MOE, sizes, [bf16], 9)
+    outputs = 2 * MOE.output_bytes(sizes)  # of sets that differ each one's is kept to compare others with
+    assert nine - one == 8 * (MOE.turn_bytes(sizes) + bf16.impl.workspace(sizes) + outputs)
 
 
-def test_a_composed_call_takes_what_its_producer_writes():
-    gemm = kernels.OPS["block_scale_gemm"]
-    sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
+def test_a_composed_call_needs_memory_for_the_output_of_its_producer():
+    sizes = GEMM.sizes({"m": 4096, "n": 128, "k": 512})
     split_k, bf16 = entries("block_scale_gemm", "triton.split_k", "torch.bf16")
     for row, quantised in ((split_k, sizes.quantised_bytes), (bf16, 0)):
-        core, wide = (memory_needed(gemm, sizes, [row], 3, boundary=b) for b in ("core", "with_quant"))
+        core, wide = (memory_needed(GEMM, sizes, [row], 3, boundary=b) for b in ("core", "with_quant"))
         assert wide - core == 3 * quantised
 
 
-def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
+def test_calls_on_further_sets_share_scratch_and_graphs_have_their_own():
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     eager, graph = (entries("mla_decode", "torch.naive") for _ in range(2))
     graph[0].launch = "graph"
     scratch = eager[0].impl.scratch(sizes)
-    one, graphs = (memory_needed(OP, sizes, found, 1) for found in (eager, graph))
+    one, graphs = (memory_needed(OP, sizes, launched, 1) for launched in (eager, graph))
     assert graphs - one == scratch > OP.operand_bytes(sizes)
     assert memory_needed(OP, sizes, eager, 2) - one < scratch / 2
-    gemm = kernels.OPS["block_scale_gemm"]
-    sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
+    sizes = GEMM.sizes({"m": 4096, "n": 128, "k": 512})
     eager, graph = (entries("block_scale_gemm", "cublaslt") for _ in range(2))
     graph[0].launch = "graph"
-    one, graphs = (memory_needed(gemm, sizes, found, 3) for found in (eager, graph))
-    assert graphs - one == 3 * gemm.output_bytes(sizes)
+    one, graphs = (memory_needed(GEMM, sizes, launched, 3) for launched in (eager, graph))
+    assert graphs - one == 3 * GEMM.output_bytes(sizes)
 
 
 @pytest.mark.parametrize("mode", ["serving", "cold"])
-def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(mode):
-    """The old sets and the first of the new; in cold mode each of them has weights and all of its own."""
+def test_memory_while_operands_move_to_fresh_buffers_is_planned(mode):
+    """All old sets and the first new one are there at once; in cold mode they share nothing."""
     op = kernels.OPS["fused_moe"]
     sizes = op.sizes({"tokens": 8, "experts": 32, "hidden": 512, "inter": 128})
     first = op.make(sizes, Seeds(), "cpu")
@@ -111,8 +110,8 @@ def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(mode):
     assert held == pytest.approx(memory_needed(op, sizes, [], 3, mode), rel=0.1)
 
 
-def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
-    """One set of operands, when the timed ones have left: no group is split for it."""
+def test_interpreted_entries_take_memory_after_the_timed_ones(monkeypatch):
+    """They run on one set of operands when the workers of timed entries have ended, so no group is split."""
     sizes = {"batch": 64, "ctx": 4096}
     sdpa, triton = entries("mla_decode", "torch.sdpa", "triton.split_kv")
     triton.interpreted = True
@@ -126,14 +125,14 @@ def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
     [("cuda", "sm_90", 32), ("cuda", "sm_100", 32), ("rocm", "gfx942", 204), ("rocm", "gfx90a", 108)],
 )
 def test_every_process_has_a_context_and_workspaces_on_each_of_its_streams(kind, arch, mebibytes):
-    """The judge on the default one; two workers, of torch and of vLLM, on the one of graphs too."""
-    found = entries("mla_decode", "torch.sdpa", "vllm.triton")
+    """The judge has one stream; the two workers, of torch and of vLLM, have a second one for graphs."""
+    group = entries("mla_decode", "torch.sdpa", "vllm.triton")
     case = OP.case({"batch": 4, "ctx": 512})
     plan = Memory(case, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
-    plan.computing = 0
-    workers = [[found[0]] * 2, [found[1]]]
+    plan.reference_bytes = 0
+    workers = [[group[0]] * 2, [group[1]]]
     own = sum(memory_needed(OP, plan.sizes, members, 3) for members in workers)
-    assert plan.needed(found, 3) - own == 3 * CONTEXT + (5 * mebibytes << 20)
+    assert plan.needed(group, 3) - own == 3 * CONTEXT + (5 * mebibytes << 20)
 
 
 def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
@@ -145,18 +144,18 @@ def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
 def test_a_reference_is_computed_beside_one_set_of_operands(monkeypatch):
     sdpa = entries("mla_decode", "torch.sdpa")
     plan = h100(monkeypatch, OP, {"batch": 4, "ctx": 512})
-    plan.computing = 0
+    plan.reference_bytes = 0
     one, nine = (plan.needed(sdpa, copies) for copies in (1, 9))
-    plan.computing = nine - one + GIB
+    plan.reference_bytes = nine - one + GIB
     assert [plan.needed(sdpa, copies) for copies in (1, 9)] == [nine + GIB, nine + GIB]
-    plan.computing = nine - one - 1
+    plan.reference_bytes = nine - one - 1
     assert [plan.needed(sdpa, copies) for copies in (1, 9)] == [nine - 1, nine]
 
     large = h100(monkeypatch, OP, {"batch": 64, "ctx": 4096})
     computing = OP.operand_bytes(large.sizes) + OP.reference_bytes(large.sizes)
     one = 2 * CONTEXT + memory_needed(OP, large.sizes, sdpa * 2, 1)
     assert one + computing <= large.needed(sdpa, 1) < one + computing + GIB
-    # What others hold of a GPU is not planned with; None: no tool says.
+    # Only free memory of a GPU is planned with; None: no tool says how much is free.
     for free, fits in ((80 * GIB, True), (GIB, False), (0, False), (None, True)):
         assert h100(monkeypatch, OP, {"batch": 64, "ctx": 4096}, free=free).fits(sdpa, 1) == fits
 
@@ -177,18 +176,18 @@ def test_four_references_of_two_boundaries_take_16_bytes_an_element(monkeypatch,
 
 @pytest.mark.parametrize("name", sorted(kernels.OPS))
 def test_no_case_of_production_is_refused_on_80_gb(monkeypatch, name):
-    """References lie on the host: the device holds one, while it is computed."""
+    """References are kept on the host. The device holds one while it is computed."""
     op = kernels.OPS[name]
     rows = [i.name for i in kernels.implementations(name) if i.runtime in ("torch", "triton")]
     for case in suites()["r1-tp8"].cases(name):
-        plan, found = h100(monkeypatch, op, case.sizes), entries(name, *rows)
-        fits = functools.partial(plan.holds, found)
+        plan, group = h100(monkeypatch, op, case.sizes), entries(name, *rows)
+        fits = functools.partial(plan.holds, group)
         sets = rotation(op, plan.sizes, "serving", 50 << 20, fits=fits)
-        _, too_large = plan.groups(found, sets.copies)
+        _, too_large = plan.groups(group, sets.copies)
         assert not too_large, (case, [c.reason for c in too_large])
 
 
-def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
+def test_a_share_of_memory_applies_to_a_cpu_alone(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda platform: 64 * GIB)
     case = OP.case({"batch": 4, "ctx": 512})
     for kind, part in (("cpu", 0.5), ("cuda", 1)):
@@ -196,21 +195,50 @@ def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
         assert half == part * whole
 
 
-def test_memory_counts_the_baseline_twice(monkeypatch):
-    sizes = {"batch": 64, "ctx": 4096}
-    (sdpa,) = entries("mla_decode", "torch.sdpa")
-    once = judge_memory(OP, **sizes) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
-    for share, wanted in ((1.1, ([], [sdpa])), (1.6, ([["torch.sdpa"]], []))):
-        free = share * once / MEMORY_SHARE["cpu"]
-        assert groups(monkeypatch, free, "torch.sdpa", [sdpa], **sizes) == wanted
-
-
-def test_settings_that_do_not_fit_together_each_meet_the_first_and_its_rerun(monkeypatch):
+def test_settings_that_do_not_fit_together_are_grouped_with_the_first_and_its_rerun(monkeypatch):
     (sdpa,) = entries("mla_decode", "torch.sdpa")
     settings = [Setting(), *(Setting({"A": str(i)}) for i in range(4)), Setting(is_rerun=True)]
-    found = [Entry(setting.name, sdpa.impl, setting, "eager") for setting in settings]
+    group = [Entry(setting.name, sdpa.impl, setting, "eager") for setting in settings]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
     four = judge_memory(OP, batch=64, ctx=4096) + 4 * memory_needed(OP, sizes, [sdpa], 1)
     free = 1.01 * four / MEMORY_SHARE["cpu"]
     together = [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
-    assert groups(monkeypatch, free, "torch.sdpa", found, batch=64, ctx=4096) == (together, [])
+    assert groups(monkeypatch, free, "torch.sdpa", group, batch=64, ctx=4096) == (together, [])
+
+
+ROTATED = OP.sizes({"batch": 8, "ctx": 1024})
+TOUCHED = OP.streamed_bytes(ROTATED)
+
+
+def rotations() -> Iterator[tuple[str, memory.Rotation]]:
+    """Rotations, each with what is special about it."""
+    yield "a last level of ten sets", rotation(OP, ROTATED, "serving", 10 * TOUCHED)
+    yield "a last level of half a set", rotation(OP, ROTATED, "serving", TOUCHED // 2)
+    yield "one that is not known", rotation(OP, ROTATED, "serving", 0)
+    # Reading so many sets again and again was measured to be as slow as memory.
+    for reach in (12, 20, 30):
+        yield f"measured to {reach} sets", rotation(OP, ROTATED, "serving", 10 * TOUCHED, reach * TOUCHED)
+    yield "warm", rotation(OP, ROTATED, "warm", TOUCHED)
+    yield "cold: activations move, too", rotation(OP, ROTATED, "cold", 10 * TOUCHED)
+    yield "touching too little", rotation(OP, OP.sizes({"batch": 1, "ctx": 1}), "serving", 1 << 30)
+    for room in (0, 1, 2, 5):
+        held = rotation(OP, ROTATED, "serving", 10 * TOUCHED, fits=lambda copies, most=room: copies <= most)
+        yield f"memory for {room}", held
+    # At 128 000 tokens the activations, a GB, push the weights out of 50 MB, so two sets are enough.
+    for m in (1, 128000):
+        sizes = GEMM.sizes({"m": m, "n": 3072, "k": 1536})
+        yield f"a GEMM of {m} rows", rotation(GEMM, sizes, "serving", 50 << 20)
+    sizes = PREFILL.sizes({"batch": 1, "new": 3200})
+    yield "a prefill streams nothing", rotation(PREFILL, sizes, "serving", 50 << 20)
+    # At one token a call touches 8 of 256 experts; further sets route to other experts.
+    yield "experts of one token", rotation(MOE, MOE.sizes({"tokens": 1}), "serving", 32 << 20)
+
+
+def test_rotations_are_as_committed(snapshot):
+    lines = [
+        f"{name}: {of.mode}, {of.copies} sets of {of.bytes} bytes, last level {of.last_level}, "
+        f"{'enough' if of.enough else 'not enough'}{f': {of.why}' if of.why else ''}"
+        for name, of in rotations()
+    ]
+    snapshot(Path(__file__).parent / "snapshots" / "rotations.txt", "\n".join(lines) + "\n")
+    assert rotation(OP, ROTATED, "serving", 0) == rotation(OP, ROTATED, "serving", memory.UNKNOWN_LEVEL)

@@ -1,7 +1,8 @@
-"""`toggle`: a factorial of workers under real environments; how a stopped one goes on; what can act. Effects
-and verdicts of known times are tested in ../results and ../report."""
+"""`toggle`: the plans of its options, and a run whose settings are real environments. Effects and verdicts of
+known times are tested in ../results and ../report."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.errors import HarnessError
 from harness.plan.toggle import MARGIN, plan_toggle
 from harness.results.journal import Journal
 from harness.run.plan import Request
+from harness.workers.environment import cache_environment, worker_environment
 from kernels.platform import named
 from tests.support.recorded_verdicts import redo
 
@@ -79,6 +81,7 @@ BLOCKING, AITER = "mla_decode CUDA_LAUNCH_BLOCKING=0,1", "fused_moe VLLM_ROCM_US
 BACKEND = "mla_decode VLLM_ATTENTION_BACKEND=FLASHMLA,unset,TRITON_MLA"
 KERNARG, EAGER, FORCE = "HIP_FORCE_DEV_KERNARG=0,1", {"launch": "eager"}, {"force": True}
 RECIPE = {"recipe": "mi350x-vllm", "common": ["C=3"]}
+# An op with flags, an architecture, and further options of `toggle`.
 ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     *((BLOCKING, "sm_90", more) for more in ({}, EAGER, FORCE)),
     *((AITER, arch, {}) for arch in ("gfx942", "sm_90")),
@@ -92,18 +95,21 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
     *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"flag_texts": ["A=1"]})),
     ("fused_moe", "gfx950", {"leave_one_out": True, "flag_texts": ["A=1"]}),
+    *((f"fused_moe {flags}", "sm_90", {}) for flags in ("=1", "A=1,1", "A=1 A=2")),
+    ("fused_moe", "sm_90", {"flag_texts": ["A B=1"]}),
+    ("fused_moe", "sm_90", {"flag_texts": [f"A={','.join(map(str, range(33)))}"], "common": ["C=3"]}),
 )
 
 
-def test_what_toggles_come_to_is_as_committed(snapshot):
+def test_plans_are_as_committed(snapshot):
     lines: list[str] = []
-    for words, arch, more in ASKED:
-        op, *settings = words.split()
-        given = dict.fromkeys(("launch", "recipe"), None) | dict.fromkeys(("leave_one_out", "force"), False)
-        given |= {"op": op, "flag_texts": settings, "common": [], "design": "factorial"} | more
-        lines.append(f"=== {words} on {arch}, {more}")
+    for words, arch, further in ASKED:
+        op, *flags = words.split()
+        options = {"launch": None, "recipe": None, "leave_one_out": False, "force": False, "common": []}
+        options |= {"op": op, "flag_texts": flags, "design": "factorial"} | further
+        lines.append(f"=== {words} on {arch}, {further}")
         try:
-            plan = plan_toggle(named(architectures()[arch].kind, arch), lines.append, **given)
+            plan = plan_toggle(named(architectures()[arch].kind, arch), lines.append, **options)
             lines += [f"setting: {setting.name}" for setting in plan.settings]
             lines += [f"flag: {name} {values}" for name, values in plan.flags.items()]
             lines += [f"row: {name}" for name in plan.implementations]
@@ -120,3 +126,19 @@ def test_what_toggles_come_to_is_as_committed(snapshot):
     )
     rows = asked(gpu)
     assert (rows.impl, rows.baseline, rows.margin) == ("aiter.dispatch,vllm.triton", "aiter.dispatch", MARGIN)
+
+
+def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):
+    monkeypatch.setenv("GONE", "1")
+    environment = worker_environment({"GONE": None, "EMPTY": ""})
+    assert "GONE" not in environment
+    assert environment["EMPTY"] == ""
+    assert os.environ["GONE"] == "1"
+
+
+def test_each_setting_has_compile_caches_of_its_own():
+    texts = ["plain", "A=/usr/lib", "A=/usr/bin", "A=" + "x" * 300, "A=" + "x" * 301, "plain (again)"]
+    found = [cache_environment(text)["TRITON_CACHE_DIR"] for text in texts]
+    assert len(set(found)) == len(texts)
+    assert all("/usr" not in path.rpartition("deepseek-kernel-bench")[2] for path in found)
+    assert all(len(part) < 100 for path in found for part in path.split("/"))

@@ -1,4 +1,4 @@
-"""Ceilings: what they bound, what is kept of them, and what a meter measures."""
+"""Ceilings: the least times by them, how they are stored, and how a meter measures them."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ CPU = Platform("cpu", "x86", name="a CPU")
     ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 10.0, "bf16"), 4.0),
     ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 50.0, "fp8"), 5.0),
     ({"fp8": 8.0, "bf16": 4.0}, 20.0, Work(0.0, 40.0), 2.0),  # the larger of read and copy
-    ({"fp8": 8.0, "bf16": 4.0}, 0.0, Work(16.0, 0.0, "fp32"), 2.0),  # none that wide: it can be no less
+    ({"fp8": 8.0, "bf16": 4.0}, 0.0, Work(16.0, 0.0, "fp32"), 2.0),  # no rate of fp32: the highest
     ({"bf16": 4.0, "fp32": 2.0}, 0.0, Work(16.0, 0.0, "fp8"), 4.0),  # nothing measured in FP8
     ({"bf16": 1.0, "fp32": 2.0}, 0.0, Work(16.0, 0.0, "bf16"), 8.0),  # emulated bf16
 ])  # fmt: skip
@@ -84,7 +84,7 @@ def row(case: Case, cache: str, enough: bool, known: Ceilings | None, peak: Ceil
     return cells[entry.name]
 
 
-def test_a_row_is_held_against_its_own_dtype_and_its_own_memory():
+def test_a_row_is_compared_with_the_ceilings_of_its_dtype_and_of_memory():
     """Bytes count only where they come from memory."""
     found = Ceilings({"fp8": 400.0 * GEMM_WORK, "bf16": 200.0 * GEMM_WORK}, read=1e15)
     warm = row(GEMM, "warm", True, found)
@@ -94,7 +94,7 @@ def test_a_row_is_held_against_its_own_dtype_and_its_own_memory():
         assert row(GEMM, cache, enough, slow).percent_of_ceiling == pytest.approx(percent)
 
 
-def test_what_serving_keeps_warm_bounds_nothing():
+def test_bytes_that_serving_keeps_in_the_cache_bound_no_time():
     """A short context of many heads: q and out are twice the KV cache, and only that comes from memory."""
     op = kernels.OPS["mla_decode"]
     case = op.case({"batch": 128, "ctx": 128, "heads": 128})
@@ -116,11 +116,11 @@ def test_a_row_beyond_a_measured_ceiling_stays_and_one_beyond_a_datasheet_goes()
     assert row(GEMM, "warm", True, None).percent_of_ceiling is None
 
 
-def test_what_runs_record_can_be_read_again():
-    """The older one as runs of 2026-11-21 did: one rate for all products, and what was read."""
+def test_recorded_ceilings_can_be_read_again():
+    """Also those of 2026-11-21, which have one rate for all products."""
     found = Ceilings({"bf16": 4.0}, 3.0, 2.0, "then")
     assert Ceilings.recorded(json.loads(json.dumps(found.__dict__))) == found
-    assert Ceilings.recorded({}) is None, "they could not be measured"
+    assert Ceilings.recorded({}) is None, "none could be measured"
     old = Ceilings.recorded({"flops": 4.0, "bytes": 2.0, "measured": "2026-11-21 18:37:16Z"})
     assert old.measured == "2026-11-21 18:37:16Z"
     for flops, moved, wanted in ((8.0, 2.0, 2.0), (4.0, 6.0, 3.0)):
@@ -148,8 +148,8 @@ DEVICES = {
 }
 
 
-def test_what_is_known_of_devices_is_as_committed(snapshot):
-    """Of each its type, and of the data sheets that may be its own the highest rates, and shares of parts."""
+def test_facts_of_devices_are_as_committed(snapshot):
+    """The type of each, and the highest rates of the data sheets that it may have, also of slices."""
     assert device_type(CPU) == "cpu"
     lines = []
     for arch, name in [(arch, name) for arch, names in DEVICES.items() for name in names]:
@@ -165,7 +165,7 @@ def test_what_is_known_of_devices_is_as_committed(snapshot):
     snapshot(Path(__file__).parent / "snapshots" / "devices.txt", "\n".join(lines) + "\n")
 
 
-def test_a_slice_of_unknown_size_is_held_to_nothing_and_has_ceilings_of_its_own():
+def test_a_slice_of_unknown_size_has_no_peaks_and_ceilings_of_its_own():
     unknown = gpu("NVIDIA H100 80GB HBM3 MIG-aaaa")
     whole = replace(unknown, name="NVIDIA H100 80GB HBM3")
     assert peaks(unknown) is peaks(CPU) is None
@@ -185,7 +185,7 @@ KNOWN = Ceilings({"bf16": 1e12}, read=1e10, reach=128 * MIB)
     (HOST, KNOWN, 128),
     (replace(HOST, last_level=32 * MIB), KNOWN, 32),
 ])  # fmt: skip
-def test_the_last_level_is_the_larger_of_what_is_said_as_far_as_it_reaches(platform, known, mebibytes):
+def test_the_last_level_is_no_larger_than_the_measured_reach(platform, known, mebibytes):
     assert last_level(platform, known) == mebibytes * MIB
     assert replace(KNOWN, reach=64 * MIB).or_better(KNOWN).reach == 128 * MIB
 
@@ -201,7 +201,7 @@ def test_the_reach_of_a_cache_ends_where_reading_is_as_slow_as_memory(rates, rea
     assert reach({size: rate * 1e9 for size, rate in zip(sizes, rates, strict=True)}) == reached * MIB
 
 
-def test_a_meter_measures_the_reach_of_what_it_does_not_believe(monkeypatch):
+def test_a_meter_measures_the_reach_of_an_unlikely_last_level(monkeypatch):
     monkeypatch.setattr(meter, "BELIEVED", MIB)
     monkeypatch.setattr(meter, "LEAST_BUFFER", {"cpu": 2 * MIB})
     monkeypatch.setattr(meter, "REACH_S", 0.002)
@@ -215,7 +215,7 @@ def test_a_meter_measures_the_reach_of_what_it_does_not_believe(monkeypatch):
 
 
 class Fake:
-    """In the place of a worker with a meter: what it measures is what the test says next."""
+    """Stands for a worker with a meter; its measurements are the test's `measures`, one after the other."""
 
     measures: list[dict]
 
@@ -239,7 +239,7 @@ FOUND = {"rates": {"bf16": 4.0, "fp32": 2.0}, "read": 10.0, "copy": 9.0}
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-    """Where ceilings are kept; nothing measures yet."""
+    """The file of stored ceilings. No measurement is planned yet."""
     monkeypatch.setattr("harness.run.ceilings.WorkerProcess", Fake)
     monkeypatch.setattr("harness.run.ceilings.driver", lambda platform: "1.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -248,7 +248,7 @@ def store(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"KEY": 7}', '{"KEY": {"flops": 1}}'])
-def test_what_cannot_be_read_is_measured_again(store, text):
+def test_ceilings_that_cannot_be_read_are_measured_again(store, text):
     Fake.measures = [FOUND, FOUND]
     ceilings(CPU, 2, QUIET)
     (key,) = json.loads(store.read_text())
@@ -272,7 +272,7 @@ def test_another_device_driver_or_thread_count_is_measured_anew(store, monkeypat
     assert ceilings(CPU, 2, QUIET).read == 1.0, "the first ones are still there"
 
 
-def test_those_of_a_busy_machine_are_measured_again_by_the_next_run(store):
+def test_ceilings_of_a_busy_machine_are_measured_again_by_the_next_run(store):
     class Busy(Blind):
         def end(self) -> str:
             return "other processes took 90% of a CPU"
@@ -283,7 +283,7 @@ def test_those_of_a_busy_machine_are_measured_again_by_the_next_run(store):
     assert ceilings(CPU, 2, QUIET).disturbed == "", "and those are kept"
 
 
-def test_the_best_is_kept_where_it_can_be_and_not_what_is_beyond_the_data_sheet(store, monkeypatch, tmp_path):
+def test_the_highest_rates_are_stored_but_none_beyond_the_data_sheet(store, monkeypatch, tmp_path):
     again = {"rates": {"bf16": 3.0, "fp8": 8.0}, "read": 11.0, "copy": 8.0}
     Fake.measures = [FOUND, again, FOUND | {"read": 1e14}, FOUND]
     measured(CPU, 2, QUIET)
@@ -328,8 +328,7 @@ def test_a_meter_measures_what_ceilings_are_made_of_or_says_why_not(small, monke
         small.measure()
 
 
-def test_products_multiply_what_they_count(small):
-    """Both ways give the product of what they hold, in the shape that the flops were counted for."""
+def test_products_have_the_shape_that_their_flops_are_counted_for(small):
     import torch
 
     for dtype in ("bf16", "fp32"):
@@ -343,7 +342,7 @@ def test_products_multiply_what_they_count(small):
 
 
 def test_every_reader_reads_the_whole_buffer_and_every_copy_writes_it(small):
-    """A buffer of ones with one other value at its end: whoever stops before does not see it."""
+    """A buffer of ones has another value at its end, which shows that the end was reached."""
     import torch
 
     plain, other = torch.ones(MIB, dtype=torch.bfloat16), torch.ones(MIB, dtype=torch.bfloat16)
@@ -357,7 +356,7 @@ def test_every_reader_reads_the_whole_buffer_and_every_copy_writes_it(small):
 
 
 class Timed:
-    """A timer whose calls say themselves how long they take, a new time at each try."""
+    """A timer whose calls return the seconds that they are said to take, which may change from try to try."""
 
     program = staticmethod(Program)
 
@@ -366,7 +365,7 @@ class Timed:
 
 
 def candidate(amount: float, *seconds: float):
-    """One that takes these times in turn, its untimed first call too, the last of them from then on."""
+    """A call of so much work, which takes these seconds one after the other, then always the last of them."""
     times = list(seconds)
     return amount, lambda: lambda: times.pop(0) if len(times) > 1 else times[0]
 
@@ -376,7 +375,7 @@ def broken():
 
 
 def never():
-    raise AssertionError("made, although one call of it takes minutes")
+    raise AssertionError("one call of it would take minutes")
 
 
 @pytest.mark.parametrize(

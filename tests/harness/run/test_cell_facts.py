@@ -1,4 +1,4 @@
-"""What a worker tells of an entry beside its times, in its cell and in the table; a run's environment."""
+"""Facts of an entry besides its times, in its cell and in the table; the environment of a run."""
 
 import json
 from dataclasses import asdict, replace
@@ -32,17 +32,16 @@ from tests.support.written_runs import a_run
 
 GPU = Platform("cuda", "sm_90", "cuda:0", "a GPU")
 
-
 CASE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
 
 
-def contending(name: str = "torch.naive", **facts: Any) -> Entry:
+def entry_of_case(name: str = "torch.naive", **facts: Any) -> Entry:
     (impl,) = [i for i in kernels.implementations(CASE.op) if i.name == name]
     return Entry(impl.name, impl, Setting(), "graph", **facts)
 
 
 def shown(entry: Entry, rounds: int = 2, case: Case = CASE, device: Platform = GPU) -> tuple[Cell, str]:
-    """The cell and the table of an entry that had so many rounds of a block each."""
+    """The cell of an entry with so many blocks of one round each, and its table."""
     made = Rounds([Round(block, 0, {entry.name: 0.01}) for block in range(rounds)])
     measured = Group(case, [entry], Rotation("warm", 1, 0, 0, False), made)
     cells, _ = build_cells(measured, device, a_run())
@@ -51,27 +50,27 @@ def shown(entry: Entry, rounds: int = 2, case: Case = CASE, device: Platform = G
     return cell, plain(case_table([cell, done]))
 
 
-TOLD = (
+FACTS = (
     *({}, {"check": {"ok": True, "calls": 19}}, {"check": {"ok": True, "calls": 20}}),
     *({"check": {"ok": True, "far": True}}, {"check": {"ok": True, "far": False}}),
     *({"host_s": [3e-6, 5e-6, 900e-6]}, {"picked": "tuned: ck splitK=2"}, {"synchronises": True}),
 )
 
 
-def test_what_a_worker_tells_is_in_the_table_as_committed(snapshot):
-    text = "".join(f"=== {facts}\n{shown(contending(**facts))[1]}\n\n" for facts in TOLD)
+def test_tables_with_facts_of_an_entry_are_as_committed(snapshot):
+    text = "".join(f"=== {facts}\n{shown(entry_of_case(**facts))[1]}\n\n" for facts in FACTS)
     snapshot(Path(__file__).parent / "snapshots" / "told.txt", text)
 
 
-def test_records_of_a_case_in_parts_are_as_committed(monkeypatch, snapshot):
+def test_records_of_a_case_in_groups_are_as_committed(monkeypatch, snapshot):
     facts = {"kernels": [{"name": "sum", "us": 0.5}], "host_s": [3e-6, 4e-6], "ran": ["a hash"]}
     facts |= {"setup_s": 1.5, "pinned": [0, 2], "source": "code", "check": {"ok": True, "calls": 30}}
-    base = contending("torch.sdpa", **facts)
+    base = entry_of_case("torch.sdpa", **facts)
     rerun = replace(base, name="torch.sdpa (again)")
     parts = []
-    triton = contending("triton.split_kv", config={"warps": 4})
-    beaten = contending("torch.compile", beaten="beaten in the eliminations: 2x")
-    for row, time, blocks in ((contending(), 1.5, 2), (triton, 0.5, 3), (beaten, 2.0, 2)):
+    triton = entry_of_case("triton.split_kv", config={"warps": 4})
+    beaten = entry_of_case("torch.compile", beaten="beaten in the eliminations: 2x")
+    for row, time, blocks in ((entry_of_case(), 1.5, 2), (triton, 0.5, 3), (beaten, 2.0, 2)):
         made = [
             Round(block, i, {name: seconds * (1 + 0.01 * i) for name, seconds in times.items()}, how)
             for times in [{base.name: 1e-3, rerun.name: 1.01e-3, row.name: time * 1e-3}]
@@ -95,7 +94,6 @@ def test_records_of_a_case_in_parts_are_as_committed(monkeypatch, snapshot):
 
 MI350X = Platform("rocm", "gfx950", "cuda:0", "AMD Instinct MI350X")
 
-
 SPLITS = (
     "; known: ROCm/aiter#4350, NaN in about half of the calls that split a sequence in 16 (seen at 95abba475)"
 )
@@ -106,8 +104,8 @@ SPLITS = (
     *((status, "aiter.asm", "") for status in ("error", "unsupported")),
     ("wrong", "aiter.triton", ""),
 ])  # fmt: skip
-def test_what_failed_is_told_with_the_known_defects_of_its_library(status, name, known):
-    entry = contending(name)
+def test_the_reason_of_a_failure_names_known_defects_of_the_library(status, name, known):
+    entry = entry_of_case(name)
     entry.fail(status, "why it failed")
     case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5, "heads": 16, "kv": "fp8"})
     cell, table = shown(entry, 0, case, MI350X)
@@ -115,7 +113,7 @@ def test_what_failed_is_told_with_the_known_defects_of_its_library(status, name,
     assert cell.reason in " ".join(table.split())
 
 
-def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
+def test_a_run_shows_a_row_that_is_refused_for_a_defect(monkeypatch, tmp_path):
     monkeypatch.setattr("kernels.platform.version", lambda module: "0.1.20")
     monkeypatch.setattr("kernels.platform.lookalike", lambda module: "")
     monkeypatch.setattr("kernels.platform.torch_build", lambda: "rocm")
@@ -135,12 +133,12 @@ def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
 
 def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", f"{ROOT}/tools/control_kernels.py:/elsewhere/mine.py")
-    found = provenance(GPU, 2)["environment"]["KERNEL_BENCH_PLUGINS"]
-    assert found == "tools/control_kernels.py:mine.py"
+    environment = provenance(GPU, 2)["environment"]
+    assert environment["KERNEL_BENCH_PLUGINS"] == "tools/control_kernels.py:mine.py"
 
 
 def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=False) -> list[str]:
-    """The requests to a worker that answers every sample alike, or that dies as outputs are inspected."""
+    """The requests of rounds to a worker that answers every sample alike, or `dies` at the first request."""
     asked: list[str] = []
 
     def ask(entry: Entry, request: str, **arguments: float) -> dict[str, object]:
@@ -162,20 +160,19 @@ def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=Fals
 
 
 @pytest.mark.parametrize("host_seconds", [5e-6, None])
-def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
-    """And its worker rests before and after it."""
-    entry = contending()
+def test_each_sample_has_its_host_time_and_its_worker_is_paused_before_and_after(tmp_path, host_seconds):
+    entry = entry_of_case()
     asked = rounds_of(entry, tmp_path, host_seconds)
     samples = asked.count("sample")
     assert asked[asked.index("inspect") - 1] == asked[asked.index("sample") + 1] == "pause"
-    # Those of the rerun, each round another one, are not its own.
+    # Half of the samples are the rerun's.
     assert entry.host_s == ([host_seconds] * (samples // 2) if host_seconds else [])
     assert samples
 
 
-def test_who_fails_before_a_turn_has_none(tmp_path):
-    """Its worker's replacement, made ready for whoever shared it, waits then as others do."""
-    entry = contending()
+def test_an_entry_that_fails_before_its_sample_has_none(tmp_path):
+    """The new process of its worker is made ready for the rerun, and paused."""
+    entry = entry_of_case()
     asked = rounds_of(entry, tmp_path, None, dies=True)
     assert entry.status == "crashed"
     assert "sample" not in asked

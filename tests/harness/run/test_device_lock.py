@@ -1,4 +1,4 @@
-"""Who may measure beside whom."""
+"""The lock of a device: which runs may use it at the same time."""
 
 import os
 import re
@@ -21,13 +21,13 @@ def refused(platform: Platform) -> str:
 
 
 def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
-    """The second run is told which command holds the device, and since when."""
+    """The error of the second run says which command holds the device, and since when."""
     monkeypatch.setenv(LOCKS, str(tmp_path))
     monkeypatch.setattr("time.time", lambda: 50_600.0)  # 3 minutes and 20 s after a full hour in most zones
     with device_lock(GPU):
         pass
     (lock,) = tmp_path.iterdir()
-    lock.write_text("12345678901234" + 99 * "x")  # of a process before, with more to say
+    lock.write_text("12345678901234" + 99 * "x")  # of an earlier process, with a longer text
     monkeypatch.setattr("sys.argv", ["/x/harness/__main__.py", "toggle", "--flag", "A=1 2", "ä" * 99])
     monkeypatch.setattr("harness.run.device.devices", lambda: {"cuda:0": GPU})
     with device_lock(GPU):
@@ -40,7 +40,7 @@ def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
         assert refused(GPU).endswith("; wait for it, or choose another --device")
         lock.write_text(f"{os.getpid():<20}{time.mktime(time.localtime()):.0f} pytest")
         assert re.search(r"since (\d{4}-\d\d-\d\d )?\d\d:\d\d\)", refused(GPU))
-        lock.write_text("4242")  # as one that is just beginning
+        lock.write_text("4242")  # of a process that has written only its id
         assert "is being measured by process 4242; " in refused(GPU)
         lock.write_text("")
         assert "is being measured by process ?; " in refused(GPU)
@@ -51,4 +51,4 @@ def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
             device_lock(replace(GPU, uuid="MIG-GPU-aaaa/2/0")),
         ):
             pass
-    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o666}, "another user's, too"
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o666}, "for all users"

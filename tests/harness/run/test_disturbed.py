@@ -1,4 +1,4 @@
-"""What a run makes of a monitor that sees the machine disturbed."""
+"""Runs on a machine whose monitor reports disturbances."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from tests.support.workers_here import captured_here
 
 
 def measure(out: Path, monitor: Scripted, **options):
-    """Runs one tiny case under a monitor: exit code, records by kind, stdout, stderr, the whole as JSON."""
+    """Runs one tiny case under a monitor. Returns exit code, records by kind, stdout, stderr, and --json."""
     request = Request(
         op="mla_decode",
         impl="torch.naive,torch.sdpa",
@@ -36,22 +36,22 @@ def measure(out: Path, monitor: Scripted, **options):
     with captured_here() as (patch, stdout, stderr):
         patch.setattr(device, "monitor_for", lambda platform, ours: monitor)
         code = run(request, detect("cpu"), RunDisplay(request))
-    (found,) = Journal(out / "run").finished().values()
-    kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
+    (recorded,) = Journal(out / "run").finished().values()
+    kinds = {kind: [r for r in recorded if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
     return code, kinds, stdout.getvalue(), stderr.getvalue(), json.loads((out / "run.json").read_text())
 
 
 def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(tmp_path):
-    """On a machine that is busy at the start, and disturbed in every third round."""
+    """The machine is busy at the start, and disturbed in every third round."""
     monitor = Scripted(itertools.cycle(["", "", WHO]), busy=[WHO])
-    code, found, out, err, whole = measure(tmp_path, monitor)
-    (done,) = found[CaseDone]
+    code, records, out, err, written = measure(tmp_path, monitor)
+    (done,) = records[CaseDone]
     assert code == 0
     assert len(done.disturbed) == pytest.approx((done.rounds + len(done.disturbed)) / 3, abs=1)
     assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, False)}
     assert all(r.seconds for r in done.disturbed)
     left_out = {(r.block, r.round) for r in done.disturbed}
-    for cell in found[Cell]:
+    for cell in records[Cell]:
         assert (cell.status, cell.reason) == ("ok", "")
         assert not left_out & set(zip(cell.samples.block, cell.samples.round, strict=True))
     assert f"{len(done.disturbed)} of {done.rounds + len(done.disturbed)} rounds, left out" in out
@@ -59,9 +59,9 @@ def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(tmp_p
     assert done.conditions[0]["frequency_mhz"]["median"] == 2400
     assert len(monitor.sampled) == 3, "each entry and the rerun, by case and name"
     assert f"note: {WHO}\n" in err
-    assert (whole["run"]["disturbed"], whole["run"]["busy"]) == ("prefer", [WHO])
+    assert (written["run"]["disturbed"], written["run"]["busy"]) == ("prefer", [WHO])
     # Verdicts can be made again from the samples that count.
-    again = redo([*found[Cell], *found[Verdict]])
+    again = redo([*records[Cell], *records[Verdict]])
     assert [v.about for v, _ in again] == ["A/A", "baseline", "runner-up"]
     for verdict, compared in again:
         kept = (verdict.ratio, verdict.low, verdict.high, verdict.verdict)
@@ -72,26 +72,26 @@ OFTEN = [WHO, WHO, ""]
 
 
 def test_a_machine_that_is_never_quiet_is_measured_all_the_same(tmp_path):
-    code, found, out, *_ = measure(tmp_path, Scripted(itertools.cycle(OFTEN)))
-    (done,) = found[CaseDone]
+    code, records, out, *_ = measure(tmp_path, Scripted(itertools.cycle(OFTEN)))
+    (done,) = records[CaseDone]
     assert code == 0
-    assert {(r.reason, r.counted, *r.seconds) for r in done.disturbed} == {(WHO, True)}, "samples have those"
+    assert {(r.reason, r.counted, *r.seconds) for r in done.disturbed} == {(WHO, True)}, "cells have times"
     assert len(done.disturbed) >= done.rounds / 2
-    for cell in found[Cell]:
+    for cell in records[Cell]:
         assert (cell.status, cell.reason) == ("ok", "disturbed")
         assert cell.low_us < cell.time_us < cell.high_us
         assert 6 <= len(cell.samples.seconds) <= done.rounds
-    assert len(found[Verdict]) == 3
+    assert len(records[Verdict]) == 3
     assert "counted all the same" in out
 
 
 def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(tmp_path):
-    code, found, out, _, whole = measure(tmp_path, Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
-    (done,) = found[CaseDone]
-    assert (code, done.stopped, found[Verdict]) == (1, "disturbed", [])
-    assert whole["run"]["disturbed"] == "refuse"
+    code, records, out, _, written = measure(tmp_path, Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
+    (done,) = records[CaseDone]
+    assert (code, done.stopped, records[Verdict]) == (1, "disturbed", [])
+    assert written["run"]["disturbed"] == "refuse"
     assert "until most rounds had been disturbed" in out
-    for cell in found[Cell]:
+    for cell in records[Cell]:
         assert (cell.status, cell.time_us) == ("error", None)
         assert cell.reason.startswith("too disturbed to measure, ")
         assert WHO in cell.reason

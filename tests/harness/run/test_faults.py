@@ -19,8 +19,8 @@ SMALL = ("--op", "mla_decode", "--device", "cpu", "--cache", "warm", "--threads"
 
 
 def workers(serving: str = "") -> dict[int, int]:
-    """Process -> parent of all workers of this session's runs, known by their TMPDIR."""
-    found = {}
+    """The worker processes of this session's runs, known by their TMPDIR, each with its parent's id."""
+    parents = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
@@ -28,10 +28,10 @@ def workers(serving: str = "") -> dict[int, int]:
                 continue
             if f"TMPDIR={os.environ['TMPDIR']}".encode() in (process / "environ").read_bytes().split(b"\0"):
                 parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-                found[int(process.name)] = int(parent)
+                parents[int(process.name)] = int(parent)
         except OSError:
             continue  # it has just ended
-    return found
+    return parents
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def waiting(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
+def test_a_worker_is_killed_in_a_sample_and_the_case_retried(cli, start, waiting):
     out, plugin = waiting / "run", {"KERNEL_BENCH_PLUGINS": waiting / "plugin.py"}
     run = start(
         *(*SMALL, "--case", "batch=1,2 ctx=5..20", "--impl", f"waiting.*,{TORCH}"),
@@ -184,7 +184,7 @@ def test_a_run_killed_after_a_case_keeps_it_and_measures_the_rest(cli, start, tm
     run.communicate()
     assert comes(lambda: not workers())
     kept = Journal(out).finished()
-    rest = cli("run", "--resume", out, "--budget", "0.1s")  # for so long again
+    rest = cli("run", "--resume", out, "--budget", "0.1s")  # beside the seconds already spent
     assert rest.returncode == 0, rest.stderr
     completed = Journal(out).finished()
     assert len(completed) == 2 and {key: completed[key] for key in kept} == kept

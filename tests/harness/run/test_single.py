@@ -1,4 +1,4 @@
-"""A benchmark of one kernel: what disturbs it is seen, and what is refused starts nothing."""
+"""A benchmark of one kernel: disturbed samples are made again, and a refused kernel starts no process."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from tests.support.scripted_monitor import WHO, Scripted
 
 
 class Worker:
-    """Gives the samples' seconds one after the other."""
+    """A worker whose samples take 1, 2, 3 and so on seconds per call."""
 
     platform, threads = choose_device("cpu"), 1
 
@@ -36,11 +36,11 @@ def benchmark(monkeypatch, tmp_path, reasons):
 
 
 @pytest.mark.parametrize(("reasons", "samples", "said"), [
-    (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 samples: {WHO}"),  # made again; the last one's reason
+    (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 samples: {WHO}"),  # made again; the last reason
     ([""] * 3, [1, 2, 3], None),
     ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 samples: {WHO}"),  # they count
 ])  # fmt: skip
-def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, samples, said):
+def test_a_disturbed_sample_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, samples, said):
     made, monitor = benchmark(monkeypatch, tmp_path, reasons)
     assert [made.sample() for _ in samples] == samples
     assert monitor.log == ["begin", "sample", "end"] * samples[-1]
@@ -50,7 +50,7 @@ def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, r
 @pytest.mark.parametrize(
     ("kernel", "reason"), [("flashmla", "needs cuda; this "), ("torch.naive", "it is interpreted ")]
 )
-def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path, kernel, reason):
+def test_no_judge_is_started_for_a_refused_kernel(monkeypatch, tmp_path, kernel, reason):
     def start(*arguments):
         raise AssertionError("a judge was started")
 
@@ -79,9 +79,3 @@ def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
     }  # fmt: skip
     with pytest.raises(single.UsageError, match="--launch graph needs a GPU"):
         benchmark_of(tmp_path, "torch.bf16", launch="graph", **how)
-
-
-@pytest.mark.parametrize("kernel", [7, None])
-def test_what_is_no_kernel_is_named(tmp_path, kernel):
-    with pytest.raises(single.UsageError, match=f"{kernel!r} is no kernel"):
-        benchmark_of(tmp_path, kernel, case="batch=1 ctx=4")

@@ -44,14 +44,14 @@ def test_each_against_the_baseline_and_the_winner_against_the_runner_up():
         ("c", "anchor", "baseline"),
         ("b", "c", "runner-up"),
     ]
-    # A baseline that is out, its output being wrong, leaves the ranking.
+    # A baseline whose output is wrong is not among the names: only the others are ranked.
     assert questions(judged(rounds, "a", "b", "c")) == [("b", "c", "runner-up")]
     assert judged(rounds, "anchor") == []
     assert judged(rounds) == []
 
 
-def test_what_is_clear_leaves_its_share_to_the_others():
-    """Three are far from the baseline; one, and the two fastest, are not to be told apart."""
+def test_answered_questions_leave_their_share_of_the_error_to_the_others():
+    """Three entries are far from the baseline. One is not, and the two fastest are alike."""
     true = {"anchor": 1.0, "a": 1.5, "b": 0.5, "c": 0.5001, "d": 1.0001}
     found = judged(session(true, Noise(own=0.05)), *true)
     by_pair = {(j.a, j.b): j for j in found}
@@ -62,11 +62,11 @@ def test_what_is_clear_leaves_its_share_to_the_others():
     assert by_pair["d", "anchor"].confidence == pytest.approx(1 - 0.05 / 2)
 
 
-def test_a_rerun_gives_the_floor():
+def test_a_rerun_gives_the_noise():
     rounds = session({"anchor": 1.0, "again": 1.1, "a": 1.05}, Noise(own=0.001))
     (found, _) = judged(rounds, "anchor", "a", rerun="again")
     assert found.noise == pytest.approx(0.09, abs=0.005)
-    assert found.comparison.verdict == "same", "told apart, but by less than the same thing from itself"
+    assert found.comparison.verdict == "same", "they differ by less than the A/A pair"
     for true, expected in ((1.8, "unclear"), (3.0, "slower")):
         (found, _) = judged(session({"anchor": 1.0, "again": 2.0, "a": true}), "anchor", "a", rerun="again")
         assert found.comparison.verdict == expected
@@ -76,20 +76,20 @@ def test_a_rerun_gives_the_floor():
     ("apart", "half_width", "reason"), [(0.01, 0.005, "clear"), (0.02, 0.005, ""), (0.02, 0.05, "tight")]
 )
 def test_a_look_before_the_end_wants_more_confidence_than_the_end(apart, half_width, reason):
-    """Of six blocks, 4 % from 1 and so far from each other: Student's t is 2.57 at 95 % and 4.77 at
+    """Six blocks lie 4 % from 1, and `apart` to either side of that. Student's t is 2.57 at 95 % and 4.77 at
     99.5 %, and 1.2 times that for the looks."""
     blocks = [block for block in range(6) for _ in range(5)]
     series = {"anchor": [1.0] * 30, "a": [math.exp(0.04 + (-apart if b % 2 else apart)) for b in blocks]}
-    series["same"] = [math.exp(-0.003 if b % 2 else 0.003) for b in blocks]  # tight, and then not asked again
+    series["same"] = [math.exp(-0.003 if b % 2 else 0.003) for b in blocks]  # tight, so it may be unclear
     given = {"rerun": None, "confidence": 0.95, "half_width": half_width}
     assert stopping_reason(series, blocks, ["anchor", "a", "same"], "anchor", **given) == reason
-    assert stopping_reason(series, blocks, ["anchor"], "anchor", **given) == "clear", "nobody is left"
+    assert stopping_reason(series, blocks, ["anchor"], "anchor", **given) == "clear", "there is no pair"
     (found, _) = joint_verdicts(series, blocks, ["anchor", "a"], "anchor")
     assert found.comparison.verdict == "slower"
 
 
 def test_five_equal_entries_are_seldom_told_apart():
-    """All comparisons of a case together, the winner picked after looking: 5 % may be wrong."""
+    """In 5 % of cases a verdict may be wrong, although the winner is chosen after looking at the times."""
     names = ("anchor", "a", "b", "c", "d")
     wrong = 0
     for seed in range(60):
@@ -99,8 +99,8 @@ def test_five_equal_entries_are_seldom_told_apart():
 
 
 def test_verdicts_of_groups_are_redone_from_the_record():
-    """The baseline and its rerun stand in each group, whose rounds are others: the machine is twice as slow
-    for the second, whose rerun fails. A group of which nothing came stands between them, and one fails."""
+    """The baseline and its rerun are in each group, with other rounds: in the last group all times are twice
+    as long, and the rerun fails. The group between has no times. `mortal` fails in its 17th sample."""
     impls = kernels.implementations("mla_decode")[:5]
     baseline, one, two, broken, mortal = (Entry(i.name, i, Setting(), "eager") for i in impls)
     rerun = Entry(f"{baseline.name} (again)", baseline.impl, Setting(), "eager")
@@ -123,7 +123,7 @@ def test_verdicts_of_groups_are_redone_from_the_record():
     nothing = Group(case, [broken], Rotation("warm", 1, 0, 0, False))
     parts = [group(1.0, 5, one, mortal), nothing, group(2.0, 4, two)]
     mortal.fail("error", parts[0].rounds.dropped[mortal.name])
-    parts[2].rounds.dropped[rerun.name] = "it gives no noise, far off as it was"
+    parts[2].rounds.dropped[rerun.name] = "so that there is no noise"
     records, _ = build_records(case, parts, Platform("cpu", "x86"), a_run())
     redone = redo([type(r).model_validate_json(r.model_dump_json()) for r in records])
     assert [v.about for v, _ in redone].count("A/A") == 2

@@ -1,4 +1,4 @@
-"""The ratio of total times: what is known of simulated times, and of one case."""
+"""The ratio of total times: of simulated times whose true ratio is known, and of one case."""
 
 import math
 import random
@@ -41,7 +41,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
     assert 1.645 * known < half < 4 * known
 
 
-def test_of_one_case_it_is_what_compare_says():
+def test_the_ratio_of_one_case_is_that_of_compare():
     a, b = simulated(random.Random(2), 3.0, 1.2)
     blocks = [block for block, _ in a]
     alone = compare(list(a.values()), list(b.values()), blocks=blocks)
@@ -49,13 +49,13 @@ def test_of_one_case_it_is_what_compare_says():
     assert (total.ratio, total.low, total.high) == pytest.approx((alone.ratio, alone.low, alone.high))
 
 
-def test_one_block_tells_nothing():
+def test_a_case_of_one_block_leaves_the_interval_open():
     a, b = simulated(random.Random(3), 3.0, 1.2)
     alone = ({(0, 0): 1.0}, {(0, 0): 2.0})
     assert total_ratio([(1.0, a, b), (1.0, *alone)]).high == math.inf
 
 
-def test_a_heavy_or_slow_case_decides():
+def test_cases_count_by_weight_and_time():
     fast, slow = {(i, 0): 1.0 for i in range(6)}, {(i, 0): 3.0 for i in range(6)}
     light, long = (1.0, fast, slow), (1.0, dict.fromkeys(fast, 9.0), dict.fromkeys(fast, 9.0))
     assert total_ratio([light, long]).ratio == pytest.approx(1.2)

@@ -1,4 +1,4 @@
-"""Races of entries whose true times are known: which one wins, how often wrongly, and at what cost."""
+"""Races of entries whose true times are known: which one wins, how often wrongly, and in how much time."""
 
 import math
 import statistics
@@ -19,12 +19,12 @@ BUDGET_S = 100.0
 
 
 def field(**times: float) -> dict[str, float]:
-    """31 rivals of a baseline, all as fast as it but those that are named: as a multiple of its time."""
+    """Seconds per call of a baseline, its rerun and 31 rivals. times: of rivals, in times of the baseline"""
     return {name: CALL_S * times.get(name, 1.0) for name in (BASELINE, *OTHERS, RERUN)}
 
 
 class Mortal(Machine):
-    """dies: entry -> the turn that it fails in"""
+    """dies: for an entry, the number of samples of all entries after which it fails"""
 
     dies: dict[str, int] = {}  # noqa: RUF012
     samples = 0
@@ -43,27 +43,27 @@ def race(true: dict[str, float], noise: Noise = OFFSETS, seed: int = 0, dies=Non
     return halving(machine.entries, machine.policy(**given))
 
 
-def challenger(found: Rounds) -> str:
-    (name,) = {name for r in found.rounds for name in r.seconds} - {BASELINE, RERUN}
+def challenger(measured: Rounds) -> str:
+    (name,) = {name for r in measured.rounds for name in r.seconds} - {BASELINE, RERUN}
     return name
 
 
-def stored(found: Rounds) -> str:
+def stored(measured: Rounds) -> str:
     """The entry that is faster than the baseline by the engine's rule, or the baseline."""
-    names = [BASELINE, challenger(found)]
-    series = {name: found.series(name) for name in (*names, RERUN)}
-    judged = joint_verdicts(series, found.blocks, names, BASELINE, rerun=RERUN)
+    names = [BASELINE, challenger(measured)]
+    series = {name: measured.series(name) for name in (*names, RERUN)}
+    judged = joint_verdicts(series, measured.blocks, names, BASELINE, rerun=RERUN)
     return next((j.a for j in judged if j.about == "baseline" and j.comparison.verdict == "faster"), BASELINE)
 
 
-def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
-    """Of the winner among equals: its mean ratio by both, and how often it is called faster; 5 % may be."""
+def test_the_winner_seems_too_fast_in_eliminations_and_not_in_the_rounds_after_them():
+    """All entries are equal. The winner's mean ratio by either, and how often it is called faster (5 %)."""
     logs, wrong = {"eliminations": [], "rounds": []}, 0
     for seed in range(40):
-        found = race(field(), seed=seed)
-        wrong += stored(found) != BASELINE
-        names = (BASELINE, challenger(found))
-        for which, made in (("eliminations", found.eliminations), ("rounds", found.rounds)):
+        measured = race(field(), seed=seed)
+        wrong += stored(measured) != BASELINE
+        names = (BASELINE, challenger(measured))
+        for which, made in (("eliminations", measured.eliminations), ("rounds", measured.rounds)):
             both = [r for r in made if set(names) <= r.seconds.keys()]
             a, b = ([r.seconds[name] for r in both] for name in names)
             logs[which].append(math.log(compare(b, a, blocks=[r.block for r in both]).ratio))
@@ -74,14 +74,14 @@ def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
 
 
 @pytest.mark.parametrize("noise", [OFFSETS, SPIKES], ids=["offsets", "spikes"])
-def test_one_that_is_5_percent_better_is_found_and_not_flattered(noise):
-    """Over many races the ratio of what is stored has the truth in its middle, not below it."""
+def test_an_entry_that_is_5_percent_faster_wins_with_its_true_ratio(noise):
+    """Over many races the mean ratio of the winner is the true one."""
     won, ratios = 0, []
     for seed in range(40):
-        found = race(field(c17=0.95), noise, seed)
-        won += stored(found) == "c17"
-        if challenger(found) == "c17":
-            logs = [math.log(r.seconds[BASELINE] / r.seconds["c17"]) for r in found.rounds]
+        measured = race(field(c17=0.95), noise, seed)
+        won += stored(measured) == "c17"
+        if challenger(measured) == "c17":
+            logs = [math.log(r.seconds[BASELINE] / r.seconds["c17"]) for r in measured.rounds]
             ratios.append(statistics.median(logs))
     assert won >= 38
     # 30 rounds of 2 % noise in 6 preparations of 0.5 %: a standard error of 0.6 % each, a median's of 0.8 %.
@@ -89,21 +89,21 @@ def test_one_that_is_5_percent_better_is_found_and_not_flattered(noise):
     assert statistics.mean(ratios) == pytest.approx(math.log(1 / 0.95), abs=4 * error)
 
 
-def test_an_baseline_that_is_the_best_is_confirmed_early():
-    found = race(field(**dict.fromkeys(OTHERS, 1.2)), QUIET)
-    assert stored(found) == BASELINE and found.spent_s < BUDGET_S / 4
+def test_a_baseline_that_is_the_best_is_confirmed_early():
+    measured = race(field(**dict.fromkeys(OTHERS, 1.2)), QUIET)
+    assert stored(measured) == BASELINE and measured.spent_s < BUDGET_S / 4
 
 
 @pytest.mark.parametrize("budget_s", [0.1, 10.0, 30.0, 1000.0])
 def test_the_budget_holds(budget_s):
-    found = race(field(), budget_s=budget_s)
+    measured = race(field(), budget_s=budget_s)
     one_round = len(field()) * SAMPLE_S
-    assert found.spent_s <= max(budget_s, 10 * one_round), "a heat has one round at any rate"
-    eliminations = sum(len(r.seconds) for r in found.eliminations) * SAMPLE_S
+    assert measured.spent_s <= max(budget_s, 10 * one_round), "an elimination has one round in any case"
+    eliminations = sum(len(r.seconds) for r in measured.eliminations) * SAMPLE_S
     assert eliminations <= max(SELECTING * budget_s, 10 * one_round) + one_round
 
 
-def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew(monkeypatch):
+def test_eliminations_and_the_final_rounds_share_no_block(monkeypatch):
     eliminations: list[tuple[int, int, int]] = []
 
     def spied(samples, policy):
@@ -114,43 +114,43 @@ def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew(monkeypatch):
     race(field(), max_rounds=8)
     assert eliminations == [(32, 2, 0), (16, 4, 3), (9, 8, 6), (5, 8, 9), (3, 8, 12), (3, 8, 0)]
     eliminations.clear()
-    race(field(), max_rounds=8, budget_s=1000.0)  # those not told from the best go on, while rounds grow
+    race(field(), max_rounds=8, budget_s=1000.0)  # rivals that cannot be told from the best stay
     assert [size for size, *_ in eliminations] == [32, 28, 28, 15, 8, 5, 3, 3]
-    found = race(field(c3=0.9))
-    assert {r.block for r in found.eliminations}.isdisjoint(r.block for r in found.rounds)
-    assert all(RERUN not in r.seconds for r in found.eliminations), "the rerun is of no use to a heat"
-    assert set(found.beaten) == set(OTHERS) - {"c3"}
-    assert all("the time of" in reason for reason in found.beaten.values())
+    measured = race(field(c3=0.9))
+    assert {r.block for r in measured.eliminations}.isdisjoint(r.block for r in measured.rounds)
+    assert all(RERUN not in r.seconds for r in measured.eliminations), "eliminations do not need the rerun"
+    assert set(measured.beaten) == set(OTHERS) - {"c3"}
+    assert all("the time of" in reason for reason in measured.beaten.values())
 
 
-def test_who_dies_in_a_heat_costs_only_itself():
-    found = race(field(c17=0.9, c4=0.8), QUIET, dies={"c4": 40})
-    assert found.dropped == {"c4": "c4 died"}
-    assert stored(found) == "c17"
+def test_an_entry_that_fails_in_an_elimination_costs_only_itself():
+    measured = race(field(c17=0.9, c4=0.8), QUIET, dies={"c4": 40})
+    assert measured.dropped == {"c4": "c4 died"}
+    assert stored(measured) == "c17"
 
 
-def test_where_the_challenger_dies_at_the_end_the_next_best_takes_its_place():
+def test_the_next_best_takes_the_place_of_a_challenger_that_fails():
     true = field(c17=0.9, c4=0.8)
     eliminations = sum(len(r.seconds) for r in race(true, QUIET).eliminations)
-    found = race(true, QUIET, dies={"c4": eliminations + 5})
-    assert found.dropped == {"c4": "c4 died"}
-    assert "c17" not in found.beaten
-    last = {name for r in found.rounds if r.block == found.rounds[-1].block for name in r.seconds}
+    measured = race(true, QUIET, dies={"c4": eliminations + 5})
+    assert measured.dropped == {"c4": "c4 died"}
+    assert "c17" not in measured.beaten
+    last = {name for r in measured.rounds if r.block == measured.rounds[-1].block for name in r.seconds}
     assert last == {BASELINE, RERUN, "c17"}
-    found = race(true, QUIET, dies=dict.fromkeys((BASELINE, "c4"), eliminations + 5))
-    assert "c17" in found.beaten, "nobody takes a place beside a baseline that is gone"
+    measured = race(true, QUIET, dies=dict.fromkeys((BASELINE, "c4"), eliminations + 5))
+    assert "c17" in measured.beaten, "without a baseline no challenger is measured"
 
 
-def test_without_its_baseline_or_a_quiet_round_a_race_has_nothing_to_measure():
-    found = race(field(c17=0.9), QUIET, dies={BASELINE: 40})
-    assert (found.stopped, found.rounds) == ("no entries", [])
-    found = race(field(), QUIET, end_round=lambda: "somebody else", disturbed="refuse")
-    assert (found.stopped, found.rounds) == ("disturbed", [])
-    assert len(found.made) == 12 + 36, "no elimination follows the second"
+def test_without_its_baseline_or_a_quiet_round_a_race_has_no_result():
+    measured = race(field(c17=0.9), QUIET, dies={BASELINE: 40})
+    assert (measured.stopped, measured.rounds) == ("no entries", [])
+    measured = race(field(), QUIET, end_round=lambda: "other work", disturbed="refuse")
+    assert (measured.stopped, measured.rounds) == ("disturbed", [])
+    assert len(measured.made) == 12 + 36, "no elimination follows the second"
 
 
 @pytest.mark.parametrize("rivals", [{}, {"c0": 0.9 * CALL_S}])
 def test_two_entries_need_no_elimination(rivals):
-    found = race({BASELINE: CALL_S, RERUN: CALL_S} | rivals)
-    assert found.eliminations == []
-    assert {name for r in found.rounds for name in r.seconds} == {BASELINE, RERUN, *rivals}
+    measured = race({BASELINE: CALL_S, RERUN: CALL_S} | rivals)
+    assert measured.eliminations == []
+    assert {name for r in measured.rounds for name in r.seconds} == {BASELINE, RERUN, *rivals}

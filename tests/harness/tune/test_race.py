@@ -162,7 +162,7 @@ def test_control_c(here, monkeypatch, tmp_path):
 @pytest.fixture
 def chunked(monkeypatch):
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(CHUNKED))
-    monkeypatch.setattr(kernels, "_importing", True)
+    monkeypatch.setattr(kernels, "_imports_plugins", True)
     kernels.implementations.cache_clear()
     yield next(i for i in kernels.implementations("block_scale_gemm") if i.name == "plugin.chunked")
     monkeypatch.undo()

@@ -25,7 +25,7 @@ from kernels.block_scale_gemm.mistakes import (
 )
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
 from kernels.formats import BLOCK, fp8_format
-from kernels.mistakes import E4M3FNUZ, Mistake, bf16, exact, kept
+from kernels.mistakes import E4M3FNUZ, Mistake, bf16, exact, truncated_to
 from tests.support.library_roundings import away, flushed, fourteen_bits, truncated
 
 
@@ -99,7 +99,7 @@ CORE: tuple[tuple[str, Variant, str], ...] = (
      f"aiter.ck: csrc/ck_gemm_a8w8_blockscale (KBatch, assumed), {AITER}"),
     ("sums of 14 bits", FOURTEEN_BITS(), "deepgemm, flashinfer.sm90: sm90_fp8_gemm_1d2d.cuh, DeepGEMM 2.1"),
     ("sums of 14 bits, 3 parts", FOURTEEN_BITS(parts=3), "vllm.cutlass on sm_90, with stream K (assumed)"),
-    ("sums of 13 bits", gemm(step=32, round_step=partial(kept, 13)), "assumed: DeepSeek-V3's report says 14"),
+    ("sums of 13 bits", gemm(step=32, round_step=partial(truncated_to, 13)), "assumed: the report says 14"),
     ("fp32", gemm(), f"torch.naive: {EAGER}"),
     ("scales one by one", scales_one_by_one, "vllm.triton: fp8_utils.py; cublaslt: ScaledBlas.cpp of torch"),
     ("a part for each block", gemm(parts=MANY_PARTS), "kernels/block_scale_gemm/triton/split_k_jit.py"),

@@ -1,7 +1,6 @@
 """The Triton flash kernel: right in the interpreter, and the order of its programs.
 
-As in mla_decode/test_triton.py, the interpreted cases run in a process of their own: this file as a script.
-"""
+As in mla_decode/test_triton.py, a process runs the interpreted cases: this file as a script."""
 
 import math
 import warnings

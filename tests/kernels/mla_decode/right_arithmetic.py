@@ -1,7 +1,6 @@
 """Right MLA decodes in the arithmetic of libraries, in plain torch, those nearest to the limit first.
 
-Before each stands its source, the file whose arithmetic it follows; "assumed" where that is closed or unread.
-"""
+Before each stands the file whose arithmetic it follows; "assumed" where that is closed or unread."""
 
 import itertools
 import math

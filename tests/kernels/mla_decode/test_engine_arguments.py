@@ -1,7 +1,6 @@
 """What follows from a server's context length, as engines record it into graphs: splits, lists, room.
 
-What else they give is recorded (tests/kernels/test_recorded_calls.py).
-"""
+What else they give is recorded (tests/kernels/test_recorded_calls.py)."""
 
 import itertools
 
@@ -11,13 +10,12 @@ import kernels
 from kernels.mla_decode.providers import aiter, flash_attn, flashinfer, sglang_triton, vllm
 
 OP = kernels.OPS["mla_decode"]
-
-
-SGLANGS, REQUESTS = sglang_triton.most_splits, aiter.REQUESTS
+SGLANGS = sglang_triton.most_splits
+REQUESTS = aiter.REQUESTS
 
 
 def listed(requests: int, model_len: int) -> int:
-    return aiter.listed(OP.sizes({"batch": 2, "ctx": "100", "model_len": model_len}), requests)
+    return aiter.list_entries(OP.sizes({"batch": 2, "ctx": "100", "model_len": model_len}), requests)
 
 
 @pytest.mark.parametrize(("function", "given", "wanted"), [
@@ -64,5 +62,5 @@ def busiest(batch: int, average: float, units: int) -> int:
 def test_entries_left_away_change_no_number_of_splits(model_len: int) -> None:
     for units, requests, batch in itertools.product((256, 304), aiter.REQUESTS.values(), range(1, 513)):
         sizes = OP.sizes({"batch": batch, "ctx": "100", "model_len": model_len})
-        ours, engines = aiter.listed(sizes, requests), requests * model_len
+        ours, engines = aiter.list_entries(sizes, requests), requests * model_len
         assert busiest(batch, ours / batch, units) == busiest(batch, engines / batch, units), batch

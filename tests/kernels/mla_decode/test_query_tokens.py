@@ -18,8 +18,7 @@ PAGE = 16
 
 
 def cases(q: int, heads: int, kv: str) -> list[str]:
-    """Lengths around q and around pages, the same for all sequences, and uneven ones. There are not as many
-    sequences as query tokens."""
+    """Lengths around q and around pages, the same for all sequences, and uneven ones; batch is not q."""
     same = [q, q + 1, PAGE - 1, PAGE, PAGE + 1, PAGE + q - 1, 2 * PAGE + 1]
     spans = [*map(str, same), f"{q}..{PAGE + 1}", f"{q}..{3 * PAGE + 1}"]
     batch = 4 if q == 3 else 3

@@ -1,8 +1,7 @@
 """The Triton split-KV kernels: right in the interpreter, and what a configuration asks for.
 
 Whether Triton interprets is settled when it is imported. So the interpreted cases run in one process of
-their own: this file, started as a script.
-"""
+their own: this file, started as a script."""
 
 from typing import Any
 
@@ -24,9 +23,8 @@ pytest.importorskip("triton")
 OP = kernels.OPS["mla_decode"]
 IMPLEMENTATION = provider.SplitKv()
 
-# Sizes, then what runs them: compute units, for which the plan is made, and the configuration; nothing: what
-# the rule gives. Parts have 64 tokens at least; those of 32 a step begin inside pages of 48, and sequences
-# end inside steps and pages.
+# Sizes, kind of platform, compute units, for which the plan is made, and the configuration; {}: what
+# `heuristic` gives. Parts have 64 tokens at least. Steps of 32 tokens begin inside pages of 48.
 RAGGED = "batch=3 ctx=1..200"
 STEPS = {"heads": 16, "tokens": 32}
 FNUZ = "kv=fp8 fp8=e4m3fnuz"

@@ -88,16 +88,13 @@ def recorded():
     return AiterTables(Files("aiter", RECORDED / "aiter.zip"))
 
 
-@pytest.mark.parametrize(
-    ("target", "preshuffled", "hits"),
-    [
-        (MI300X, False, (76, 21, 12)),
-        (MI355X, False, (80, 80, 44)),
-        (MI355X, True, (76, 57, 18)),
-        (MI308X, False, (0, 0, 0)),
-        (MI300X, True, (0, 0, 0)),
-    ],
-)
+@pytest.mark.parametrize(("target", "preshuffled", "hits"), [
+    (MI300X, False, (76, 21, 12)),
+    (MI355X, False, (80, 80, 44)),
+    (MI355X, True, (76, 57, 18)),
+    (MI308X, False, (0, 0, 0)),
+    (MI300X, True, (0, 0, 0)),
+])  # fmt: skip
 def test_coverage_of_the_suites(recorded, target, preshuffled, hits):
     found = []
     for name in ("r1-tp8", "r1-tp4", "r1-dp-ep8"):
@@ -107,14 +104,11 @@ def test_coverage_of_the_suites(recorded, target, preshuffled, hits):
     assert tuple(found) == hits
 
 
-@pytest.mark.parametrize(
-    ("target", "shape", "preshuffled", "line", "m", "us"),
-    [
-        (MI300X, (37, 2112, 7168), False, 7298, 48, 15.852),
-        (MI300X, (20000, 2112, 7168), False, 35, 32768, 1348.5752),
-        (MI355X, (64, 4096, 512), True, 308, 64, 3.5282),
-    ],
-)
+@pytest.mark.parametrize(("target", "shape", "preshuffled", "line", "m", "us"), [
+    (MI300X, (37, 2112, 7168), False, 7298, 48, 15.852),
+    (MI300X, (20000, 2112, 7168), False, 35, 32768, 1348.5752),
+    (MI355X, (64, 4096, 512), True, 308, 64, 3.5282),
+])  # fmt: skip
 def test_gemm_of_the_recorded_tables(recorded, target, shape, preshuffled, line, m, us):
     entry = recorded.gemm(target, *shape, preshuffled).entry
     assert (entry.line, entry.m, entry.us) == (line, m, us)
@@ -135,17 +129,14 @@ def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
     assert (found.entry.line, found.entry.m, len(found.notes)) == (line, m, notes), found
 
 
-@pytest.mark.parametrize(
-    ("target", "call", "fallback"),
-    [
-        (MI355X, (48, 7168, 256, 256, 8), "1stage asm chosen by get_heuristic_kernel, block_m 32"),
-        (MI300X, (64, 7168, 2048, 32, 8, True), "1stage asm chosen by get_heuristic_kernel, block_m 32"),
-        (MI300X, (1, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 14"),
-        (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
-        (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
-        (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
-    ],
-)
+@pytest.mark.parametrize(("target", "call", "fallback"), [
+    (MI355X, (48, 7168, 256, 256, 8), "1stage asm chosen by get_heuristic_kernel, block_m 32"),
+    (MI300X, (64, 7168, 2048, 32, 8, True), "1stage asm chosen by get_heuristic_kernel, block_m 32"),
+    (MI300X, (1, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 14"),
+    (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
+    (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
+    (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
+])  # fmt: skip
 def test_moe_without_a_row(recorded, target, call, fallback):
     found = recorded.moe(target, *call)
     assert found.entry is None
@@ -165,18 +156,15 @@ def test_triton_of_the_recorded_tables(recorded):
     assert default.entry is None and "gfx942-GEMM-A8W8_BLOCKSCALE.json" in default.fallback
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "tried"),
-    [
-        (3, 512, [3, 16, 4]),
-        (300, 512, [300, 320, 512]),
-        (2000, 512, [2000, 2048]),
-        (5000, 512, [5000, 5120, 8192]),
-        (10000, 24576, [10000, 10112, 8192]),
-        (10000, 2112, [10000, 10112, 16384]),
-        (0, 512, [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("m", "n", "tried"), [
+    (3, 512, [3, 16, 4]),
+    (300, 512, [300, 320, 512]),
+    (2000, 512, [2000, 2048]),
+    (5000, 512, [5000, 5120, 8192]),
+    (10000, 24576, [10000, 10112, 8192]),
+    (10000, 2112, [10000, 10112, 16384]),
+    (0, 512, [0, 1]),
+])  # fmt: skip
 def test_m_is_looked_for_unpadded_then_padded(m, n, tried):
     assert padded(m, n) == tried
 
@@ -236,60 +224,29 @@ def ds(*rows, model=MODEL, header=HEADER):
 
 GOOD = gemm_row(48, 15.8)
 FAULTS = {
-    "wrong CUs": (
-        ds(gemm_row(48, 15.8, units=80)),
-        ":2: 1 row for 80 CUs, of a shape without rows for 304",
-        None,
-    ),
-    "duplicate": (
-        ds(GOOD, gemm_row(48, 9.5)),
-        ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
-        "RuntimeError",
-        9.5,
-    ),
-    "cut short": (
-        {MODEL: csv(GOOD)[:-8]},
-        ":2: 1 row cut short: AITER reads the missing cells as nan",
-        15.8,
-    ),
-    "empty": (
-        {MODEL: ""},
-        ": cannot be read (No columns to parse from file): AITER raises at the first look-up",
-        None,
-    ),
-    "too many cells": (
-        ds(GOOD, GOOD.replace("48", "64") + ",1"),
-        ": cannot be read (Error tokenizing data. C error: Expected 10 fields in line 3, saw 11): AITER "
-        "raises at the first look-up",
-        None,
-    ),
-    "open quote": (
-        ds(GOOD, '"' + GOOD.replace("48", "64")),
-        ": cannot be read (Error tokenizing data. C error: EOF inside string starting at row 2): AITER "
-        "raises at the first look-up",
-        None,
-    ),
-    "UTF-16": (
-        {MODEL: csv(GOOD).encode("utf-16")},
-        ": cannot be read (not UTF-8): AITER raises at the first look-up",
-        None,
-    ),
-    "no header": (
-        {MODEL: f"{GOOD}\n{GOOD.replace('48', '64')}\n"},
-        ":1: has no column cu_num, M, N, K: its 1 rows are never found",
-        None,
-    ),
-    "libtype": (
-        ds(gemm_row(48, 15.8, rest="asm,1,0")),
-        ":2: 1 row of libtype asm, which this GEMM refuses",
-        15.8,
-    ),
-    "name of the file": (
-        {"aiter/configs/model_configs/a8w8_blockscale_tunedgemm.csv": csv(GOOD)},
-        ": is never read: its name does not contain the name of a table",
-        None,
-    ),
-}
+    "wrong CUs": (ds(gemm_row(48, 15.8, units=80)), ":2: 1 row for 80 CUs, of a shape without rows for 304",
+     None),
+    "duplicate": (ds(GOOD, gemm_row(48, 9.5)),
+     ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
+     "RuntimeError", 9.5),
+    "cut short": ({MODEL: csv(GOOD)[:-8]}, ":2: 1 row cut short: AITER reads the missing cells as nan", 15.8),
+    "empty": ({MODEL: ""},
+     ": cannot be read (No columns to parse from file): AITER raises at the first look-up", None),
+    "too many cells": (ds(GOOD, GOOD.replace("48", "64") + ",1"),
+     ": cannot be read (Error tokenizing data. C error: Expected 10 fields in line 3, saw 11): AITER "
+     "raises at the first look-up", None),
+    "open quote": (ds(GOOD, '"' + GOOD.replace("48", "64")),
+     ": cannot be read (Error tokenizing data. C error: EOF inside string starting at row 2): AITER "
+     "raises at the first look-up", None),
+    "UTF-16": ({MODEL: csv(GOOD).encode("utf-16")},
+     ": cannot be read (not UTF-8): AITER raises at the first look-up", None),
+    "no header": ({MODEL: f"{GOOD}\n{GOOD.replace('48', '64')}\n"},
+     ":1: has no column cu_num, M, N, K: its 1 rows are never found", None),
+    "libtype": (ds(gemm_row(48, 15.8, rest="asm,1,0")), ":2: 1 row of libtype asm, which this GEMM refuses",
+     15.8),
+    "name of the file": ({"aiter/configs/model_configs/a8w8_blockscale_tunedgemm.csv": csv(GOOD)},
+     ": is never read: its name does not contain the name of a table", None),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

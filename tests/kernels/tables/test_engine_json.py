@@ -84,19 +84,16 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
     assert turned.moe(MI300X, 20, 256, 256).entry.m == 24
 
 
-@pytest.mark.parametrize(
-    ("engine", "target", "tokens", "moe"),
-    [
-        ("vllm", MI300X, 1, "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"),
-        ("vllm", MI300X, 17, "16x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
-        ("vllm", MI300X, 65, "64x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
-        ("vllm", H200, 4, "16x64x128 group 1, 4 warps, 4 stages, SPLIT_K 1"),
-        ("vllm", H200, 8, "16x64x128 group 1, 4 warps, 3 stages, SPLIT_K 1"),
-        ("vllm", H200, 64, "16x128x128 group 32, 4 warps, 3 stages, SPLIT_K 1"),
-        ("sglang", MI300X, 1, "64x128x128 group 32, 4 warps, 2 stages"),
-        ("sglang", H200, 99, "64x128x128 group 32, 4 warps, 3 stages"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "target", "tokens", "moe"), [
+    ("vllm", MI300X, 1, "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"),
+    ("vllm", MI300X, 17, "16x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
+    ("vllm", MI300X, 65, "64x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
+    ("vllm", H200, 4, "16x64x128 group 1, 4 warps, 4 stages, SPLIT_K 1"),
+    ("vllm", H200, 8, "16x64x128 group 1, 4 warps, 3 stages, SPLIT_K 1"),
+    ("vllm", H200, 64, "16x128x128 group 32, 4 warps, 3 stages, SPLIT_K 1"),
+    ("sglang", MI300X, 1, "64x128x128 group 32, 4 warps, 2 stages"),
+    ("sglang", H200, 99, "64x128x128 group 32, 4 warps, 3 stages"),
+])  # fmt: skip
 def test_a_miss_runs_the_default(tables, engine, target, tokens, moe):
     read = tables(engine, {})
     product, experts = read.gemm(target, tokens, 2112, 7168), read.moe(target, tokens, 2048, 33)
@@ -253,14 +250,11 @@ def test_what_harms_no_load_is_said(tables):
     ]
 
 
-@pytest.mark.parametrize(
-    ("keys", "thin"),
-    [
-        (range(7), "thin: only entries for M 0, 1, 2, 3, 4, 5, 6"),
-        (range(64, 72), ""),
-        (range(65, 73), "thin: no entry below M 65"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "thin"), [
+    (range(7), "thin: only entries for M 0, 1, 2, 3, 4, 5, 6"),
+    (range(64, 72), ""),
+    (range(65, 73), "thin: no entry below M 65"),
+])  # fmt: skip
 def test_a_table_is_thin_with_few_entries_or_large_ones_alone(keys, thin):
     assert parse("a.json", table(keys), says_triton=True).thin == thin
 

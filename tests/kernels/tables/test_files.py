@@ -71,18 +71,15 @@ def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):
     assert not files.has(NAME)
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "",
-        "python",
-        "lib/python3.12/site-packages",
-        "usr/local/lib/python3.12/dist-packages",
-        "opt/venv/lib/python3.12/site-packages",
-        "opt/conda/envs/py_3.12/lib/python3.12/site-packages",
-        "sgl-workspace/aiter",
-    ],
-)
+@pytest.mark.parametrize("place", [
+    "",
+    "python",
+    "lib/python3.12/site-packages",
+    "usr/local/lib/python3.12/dist-packages",
+    "opt/venv/lib/python3.12/site-packages",
+    "opt/conda/envs/py_3.12/lib/python3.12/site-packages",
+    "sgl-workspace/aiter",
+])  # fmt: skip
 def test_a_package_is_found_in_a_checkout_an_environment_and_an_image(tmp_path, place):
     """The last ones are of ROCm's and SGLang's images."""
     package = tmp_path / place / "aiter"

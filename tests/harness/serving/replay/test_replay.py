@@ -12,7 +12,7 @@ import torch
 
 import kernels
 from harness.cli.serving.replay import replay_command
-from harness.errors import OK, NothingRan, UsageError
+from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
 from harness.page.serving.replay import replay_section, replays
 from harness.report.terminal import plain
@@ -36,7 +36,6 @@ from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
 from harness.workers.child.timers import Sample
 from kernels.formats import dequantise_weights
-from kernels.op import Unsupported
 from kernels.platform import Platform, detect
 from shapes.attention import Parallel
 from shapes.linears import linears
@@ -188,7 +187,7 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
     wrong.call = lambda: (right(), wrong.result().mul_(1.1))
     assert rank.difference(CHOSEN, other)["mla_decode"] > replaying.ALIKE
     wrong.call = lambda: wrong.result().fill_(math.nan)
-    with pytest.raises(Unsupported, match="not all finite"):
+    with pytest.raises(ArithmeticError, match="not all finite"):
         rank.prepare("b", other)
 
 
@@ -240,7 +239,7 @@ def test_measured_in_the_step_and_alone(here, monkeypatch):
 
 def test_an_arm_that_cannot_run_or_is_wrong_costs_itself_only(here, monkeypatch):
     found = replayed({"mla_decode": "flashmla"})
-    assert found.arms["x"].failed and found.arms["x"].step is None
+    assert found.arms["x"].failed and found.arms["x"].unsupported and found.arms["x"].step is None
     assert found.arms[BASE].step is not None
     monkeypatch.setattr(Rank, "alone", lambda *_, **__: 1 / 0)
     found = replayed({"mla_decode": "torch.naive"})
@@ -251,6 +250,7 @@ def test_an_arm_that_cannot_run_or_is_wrong_costs_itself_only(here, monkeypatch)
         monkeypatch.setattr(Rank, "difference", lambda *_, d=difference, **__: {"mla_decode": d})
         wrong = replayed({"mla_decode": "torch.naive"}).arms["x"]
         assert wrong.failed.startswith("wrong") and wrong.step is None and wrong.change is None
+        assert not wrong.unsupported
     monkeypatch.setitem(CHOSEN, "mla_decode", "flashmla")
     with pytest.raises(NothingRan, match="could not be replayed"):
         replayed({})
@@ -347,6 +347,14 @@ def test_the_command_measures_what_it_prints(here, tmp_path, monkeypatch, capsys
     assert kept["rounds"] == len(kept["samples"]) > 0
     assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
     assert f"rounds: {kept['rounds']}, " in capsys.readouterr().out
+    (arm,) = [name for name in kept["arms"] if name != BASE]
+    for unsupported, code in ((True, OK), (False, FAILED)):
+        failed = {"chosen": {}, "failed": "why", "unsupported": unsupported}
+        one_failed = Replay(**kept | {"arms": kept["arms"] | {arm: failed}})
+        monkeypatch.setattr(replaying, "replay", lambda *_, made=one_failed: made)
+        with pytest.raises(SystemExit) as done:
+            replay_command.main(words, standalone_mode=False)
+        assert done.value.code == code
     none = Replay(**kept | {"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
     monkeypatch.setattr(replaying, "replay", lambda *_: none)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):

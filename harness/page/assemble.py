@@ -26,7 +26,7 @@ from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
-from harness.page.style import COLOURS, coloured
+from harness.page.style import COLOURS, colour_by
 from harness.report.case_table import headline
 from harness.report.compile_table import TEXT_COLUMNS, compile_lines
 from harness.report.conclusion import conclusion_lines
@@ -76,7 +76,7 @@ def engine_section(view: EngineView) -> PageSection:
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=coloured("state", COLOURS["states of shapes"]),
+            color=colour_by("state", COLOURS["states of shapes"]),
             tooltip=["layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
                      "entry_kernel:N", "fallback:N", "defects:N"],
         )

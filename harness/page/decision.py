@@ -15,7 +15,7 @@ from harness.decide.text import answer, crossover_text, notes, snippet
 from harness.decide.worth import Worth
 from harness.page.case import four_digits
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
-from harness.page.style import coded, fields, forest, noise_band, row_colours, tips
+from harness.page.style import fields, forest, noise_band, row_colours, scale_of, tooltips
 from harness.report.text import grouped, microseconds, ratio_text
 from harness.serving.link.kernel_times import AXES
 from shapes.case import text_of
@@ -57,7 +57,7 @@ def _choices(decision: Decision) -> Iterator[Chart]:
         "The speedup of an op over the cases in which a choice runs another row, each counted with its "
         "calls. Right of 1 is faster than the default. Intervals hold together with 95 %; grey is noise.",
         forest(rows, "speedup over the default", noise_band(noise),
-               tooltip=tips(name="choice", speedup="", share_text="saves of all", verdict="")),
+               tooltip=tooltips(name="choice", speedup="", share_text="saves of all", verdict="")),
         table(rows, columns), len(rows),
     )  # fmt: skip
 
@@ -84,9 +84,9 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     values = [_field_data(best, size, [name for name in varying if name != size]) for best in cases]
     colours, _ = row_colours(dict.fromkeys(value["name"] for value in values))
     across = sorted({value["x"] for value in values}, key=lambda x: (len(x), x))  # texts of numbers, by size
-    tooltip = tips(case="", name="fastest", took="time", chosen="this launch runs", lead="faster by",
+    tooltip = tooltips(case="", name="fastest", took="time", chosen="this launch runs", lead="faster by",
                    settings="with", beyond="no flag for")  # fmt: skip
-    colour = alt.Color("name:N", scale=coded(colours), title=None, legend=alt.Legend(orient="top"))
+    colour = alt.Color("name:N", scale=scale_of(colours), title=None, legend=alt.Legend(orient="top"))
     opacity = alt.Opacity("clear:N", scale=alt.Scale(domain=[True, False], range=[0.6, 0.25]), legend=None)
     columns: Columns = {
         "case": "case", "fastest": "name", "time": ("us", four_digits), "this launch runs": "chosen",
@@ -138,8 +138,10 @@ def _savings(decision: Decision) -> Iterator[Chart]:
         .encode(
             x=alt.X("share:Q", title="% of the time of all cases"),
             y=alt.Y("case:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color("part:N", scale=coded(PART_COLOURS), title=None, legend=alt.Legend(orient="top")),
-            tooltip=tips(case="", part="", text="of all"),
+            color=alt.Color(
+                "part:N", scale=scale_of(PART_COLOURS), title=None, legend=alt.Legend(orient="top")
+            ),
+            tooltip=tooltips(case="", part="", text="of all"),
         )
         .properties(width=420, height=alt.Step(22))
     )

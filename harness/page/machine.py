@@ -12,7 +12,7 @@ import altair as alt
 
 from harness.page.case import MeasuredCase, add_times_in_unit, four_digits, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.style import forest, noise_band, tips
+from harness.page.style import forest, noise_band, tooltips
 from harness.report.notes import disturbance, spread_lines
 from harness.report.rows import device
 from harness.report.text import ratio_text, significant
@@ -123,7 +123,7 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         name, low, high = f"{to_median.device} at {to_median.case}", 1 / times.high, 1 / times.low
         speeds.append({"name": name, "ratio": 1 / times.ratio, "low": low, "high": high,
                        "verdict": verdict(low, high, noise=LAG), "text": text})  # fmt: skip
-    tooltip = tips(name="device", text="time of the median", verdict="")
+    tooltip = tooltips(name="device", text="time of the median", verdict="")
     picture = forest(speeds, "speed over the median device's", noise_band(LAG), tooltip=tooltip)
     measured = Counter(case.done.device for case in cases)
     rows = []

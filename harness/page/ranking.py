@@ -120,7 +120,7 @@ def _ranking_picture(
     x = alt.X("ratio:Q", scale=scale, title=title)
     base = alt.Chart({"values": marks}).encode(y=y)
     base = base.transform_filter(style.CHOSEN) if choice else base
-    tooltip = style.tips(name="implementation", text="time", ends="interval", against="vs baseline",
+    tooltip = style.tooltips(name="implementation", text="time", ends="interval", against="vs baseline",
                          verdict="", share="% of limit")  # fmt: skip
     dots = {"x": x, "tooltip": tooltip, "description": "text_of_all:N"}
     layers = style.interval_dots(base.encode(color=colour), **dots)
@@ -236,8 +236,8 @@ def _rounds_picture(
             y=style.name_axis(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=style.provider_colour(point["provider"] for point in points),
-            shape=alt.Shape("kind:N", scale=style.coded(shapes), title=None, legend=legend),
-            tooltip=[*style.tips(name="implementation"), "block:Q", "round:Q",
+            shape=alt.Shape("kind:N", scale=style.scale_of(shapes), title=None, legend=legend),
+            tooltip=[*style.tooltips(name="implementation"), "block:Q", "round:Q",
                      alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N"],
         )
         .properties(width=WIDTH, height=step)

@@ -10,7 +10,7 @@ import altair as alt
 
 from harness.page.case import MeasuredCase, add_times_in_unit, four_digits, ratio_data, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.style import coded, forest, grid, noise_band, tips
+from harness.page.style import forest, grid, noise_band, scale_of, tooltips
 from harness.report.rows import (
     SettingComparison,
     effect_word,
@@ -45,11 +45,11 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         points,
         f"speedup over {first}",
         alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
-        tooltip=tips(
+        tooltip=tooltips(
             name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
         ),
-        shape=alt.Shape("ran:N", scale=coded(RAN_SHAPES), legend=alt.Legend(
+        shape=alt.Shape("ran:N", scale=scale_of(RAN_SHAPES), legend=alt.Legend(
             title="what ran", titleOrient="left", orient="top")),
     )  # fmt: skip
     columns: Columns = {
@@ -87,7 +87,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     picture = grid(
         values, alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
         alt.Y("case:N", sort=None, title=None),
-        tips(name="implementation · setting", case="", whole="speedup", verdict=""),
+        tooltips(name="implementation · setting", case="", whole="speedup", verdict=""),
     )  # fmt: skip
     return Chart(
         anchor("settings-over-cases", cases[0].run.id), cases[0].named("What the settings do in each case"),
@@ -115,7 +115,7 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
         picture = grid(
             values, alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
             alt.Y("what:N", sort=None, title=None),
-            tips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
+            tooltips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
         )  # fmt: skip
         yield Chart(
             anchor("effects", case.label, case.planned.key),
@@ -140,7 +140,7 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
            "changed": changed_words[row.changed]}
         for row in comparison.rows
     ]  # fmt: skip
-    tooltip = tips(name="row", text="B vs A", verdict="", drift="")
+    tooltip = tooltips(name="row", text="B vs A", verdict="", drift="")
     picture = forest(rows, "time in A over time in B", noise_band(comparison.noise), tooltip=tooltip)
     columns: Columns = {
         "case": "case", "implementation": "implementation", "A, us": ("a_us", four_digits),

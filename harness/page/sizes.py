@@ -138,9 +138,9 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     base = base.transform_calculate(at="datum[axis]", **ends)
     labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
     y = alt.Y("at:Q", title=None, scale=alt.Scale(type="log", nice=False), axis=labels)
-    of_time = style.tips(text="time", beside="vs fastest", against="vs baseline", verdict="",
+    of_time = style.tooltips(text="time", beside="vs fastest", against="vs baseline", verdict="",
                          share_text="% of limit")  # fmt: skip
-    tooltip = [*style.tips(name="implementation"), alt.Tooltip("x:Q", title=size), *of_time]
+    tooltip = [*style.tooltips(name="implementation"), alt.Tooltip("x:Q", title=size), *of_time]
     band = base.mark_area(fillOpacity=0.15, aria=False).encode(y="from_:Q", y2="to:Q")
     line = base.mark_line(aria=False).encode(y=y, detail="name:N")
     shape = alt.Shape("name:N", scale=shapes, title=None, legend=legend)
@@ -156,7 +156,7 @@ def _colours_and_shapes(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, al
     names = sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name))
     colours, places = style.row_colours(names)
     shapes = {name: SHAPES[place % len(SHAPES)] for name, place in places.items()}
-    return style.coded(colours), style.coded(shapes)
+    return style.scale_of(colours), style.scale_of(shapes)
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
@@ -193,10 +193,10 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
     if UNDECIDED in colours:
         colours[UNDECIDED] = "#9994"
     across = list(dict.fromkeys(value["x"] for value in values))
-    tooltip = style.tips(
+    tooltip = style.tooltips(
         y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit"
     )
-    colour = style.coloured("provider", colours)
+    colour = style.colour_by("provider", colours)
     return style.fields(values, across, axis or None, {"opacity": 0.35}, color=colour, tooltip=tooltip)
 
 

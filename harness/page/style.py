@@ -30,7 +30,7 @@ def provider(name: str) -> str:
 
 def provider_colour(providers: Iterable[str]) -> alt.Color:
     colours = {name: PROVIDERS.get(name, OTHER_COLOUR) for name in sorted(set(providers))}
-    return alt.Color("provider:N", scale=coded(colours), legend=None)
+    return alt.Color("provider:N", scale=scale_of(colours), legend=None)
 
 
 def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
@@ -126,22 +126,22 @@ def name_step(order: Iterable[str], least: int) -> int:
     return max([least, *(LINE_HEIGHT * len(re.split(BREAKS, name)) + 4 for name in order)])
 
 
-def coloured(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
+def colour_by(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
     """Colours marks by a field, with a legend above the picture.
 
     codes:   the colour of each value of the field
     opacity: that of the marks
     """
     legend = alt.Legend(symbolOpacity=opacity, orient="top")
-    return alt.Color(f"{field}:N", scale=coded(codes), title=None, legend=legend)
+    return alt.Color(f"{field}:N", scale=scale_of(codes), title=None, legend=legend)
 
 
-def coded(codes: Mapping[str, str]) -> alt.Scale:
+def scale_of(codes: Mapping[str, str]) -> alt.Scale:
     """The scale that gives each value its colour or shape."""
     return alt.Scale(domain=list(codes), range=list(codes.values()))
 
 
-def tips(**titles: str) -> list[alt.Tooltip]:
+def tooltips(**titles: str) -> list[alt.Tooltip]:
     """A tooltip for each field of this name, with this title; if the title is empty the name is shown."""
     return [
         alt.Tooltip(f"{name}:N", title=title) if title else alt.Tooltip(f"{name}:N")
@@ -172,7 +172,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
     """
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(
-        y=name_axis(order), color=coloured("verdict", COLOURS["verdicts"])
+        y=name_axis(order), color=colour_by("verdict", COLOURS["verdicts"])
     )
     scale = alt.Scale(type="log", nice=False, padding=24)
     ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")
@@ -195,7 +195,7 @@ def grid(
     """
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
-    colour = coloured("verdict", COLOURS["verdicts"], opacity)
+    colour = colour_by("verdict", COLOURS["verdicts"], opacity)
     rect = base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip)
     label = base.mark_text(aria=False).encode(text="text:N")
     return alt.layer(rect, label).properties(width=alt.Step(100), height=alt.Step(24))

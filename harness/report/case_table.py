@@ -16,7 +16,7 @@ from harness.catalogue.published import PublishedFigure
 from harness.plan.settings import PLAIN
 from harness.report import text
 from harness.report.fitting_table import Column, Columns, FittingTable, as_table
-from harness.report.notes import UNTIMED, Notes, case_notes, measuring, noted, reproductions, untimed
+from harness.report.notes import UNTIMED, Notes, case_notes, measuring, printed_notes, reproductions, untimed
 from harness.report.rows import (
     CaseResult,
     Row,
@@ -26,7 +26,7 @@ from harness.report.rows import (
     flag_effects,
     setting_comparisons,
 )
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.paired import MAX_NOISE
 from kernels.engines import SPELLED
@@ -43,7 +43,9 @@ Part = Text | str | FittingTable | Notes
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The parts of a finished case, see `case_parts`, for a terminal."""
-    return Group(*(noted(part) if isinstance(part, list) else part for part in case_parts(records, run)))
+    return Group(
+        *(printed_notes(part) if isinstance(part, list) else part for part in case_parts(records, run))
+    )
 
 
 def case_markdown(records: Sequence[Record], run: Run) -> str:
@@ -54,7 +56,7 @@ def case_markdown(records: Sequence[Record], run: Run) -> str:
         if isinstance(part, FittingTable):
             blocks.append(part.markdown())
         elif isinstance(part, list):
-            notes = plain(noted(part))
+            notes = plain_text(printed_notes(part))
             blocks.append(f"<details><summary>notes</summary>\n\n```\n{notes}\n```\n</details>")
         elif isinstance(part, Text):
             blocks.append(f"**{part}**")

@@ -54,7 +54,7 @@ Notes = list[tuple[str, str]]
 """Pairs of a label and a text. Where consecutive notes have the same label, it is printed once."""
 
 
-def noted(notes: Notes) -> RenderableType:
+def printed_notes(notes: Notes) -> RenderableType:
     """The notes as they are printed: labels in one column, their texts in the next, then the commands."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)

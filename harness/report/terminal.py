@@ -29,7 +29,7 @@ def show(renderable: RenderableType, file: TextIO) -> None:
     else:
         encoding = file.encoding or "utf-8"
         # A character that the encoding cannot hold becomes `?`.
-        print(plain(renderable).encode(encoding, "replace").decode(encoding), file=file)
+        print(plain_text(renderable).encode(encoding, "replace").decode(encoding), file=file)
     file.flush()
 
 
@@ -45,7 +45,7 @@ def wrapped(text: str, start: str, indent: str, width: int) -> str:
                          break_on_hyphens=False)  # fmt: skip
 
 
-def plain(renderable: RenderableType, columns: int | None = None) -> str:
+def plain_text(renderable: RenderableType, columns: int | None = None) -> str:
     """The text without colours and without blanks at the ends of lines.
 
     columns: the width of the terminal that it is laid out for; None: for a file

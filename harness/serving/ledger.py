@@ -28,7 +28,7 @@ from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
 from harness.paths import RESULTS, command
 from harness.report.fitting_table import table_of
-from harness.report.notes import Notes, noted
+from harness.report.notes import Notes, printed_notes
 from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import grouped, ranged, significant
 from harness.serving.clients.load import beside_each_other, load
@@ -483,7 +483,7 @@ def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
         parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
         one = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
         parts += ["the rows of one:", whole_line(COMMAND + one), ""]
-    return Group(*parts, noted(WORDS if each else WORDS[:3]))
+    return Group(*parts, printed_notes(WORDS if each else WORDS[:3]))
 
 
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:

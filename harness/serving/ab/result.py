@@ -25,7 +25,7 @@ from rich.console import Group, RenderableType
 from harness.errors import UsageError
 from harness.files import JsonObject, read_toml
 from harness.report.fitting_table import table_of
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.report.text import ranged
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
@@ -529,7 +529,7 @@ def _needed(plan: Plan, pair_s: float) -> str:
         )
     where = f"where launches differ by {spread:g} %, as on 8 MI355X with DeepSeek-R1"
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
-    return f"{plain(table_of(rows))}\n{where}{unseen}"
+    return f"{plain_text(table_of(rows))}\n{where}{unseen}"
 
 
 def _warning(name: JsonObject) -> str:

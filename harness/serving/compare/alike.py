@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 
 from harness import archive
 from harness.errors import UsageError
-from harness.report.notes import noted
+from harness.report.notes import printed_notes
 from harness.report.text import significant
 from harness.serving.clients.load import load
 from harness.serving.compare import identity
@@ -358,7 +358,7 @@ def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> Rendera
     notes += [("differs", text) for text in comparison.differing]
     notes += [("uncertain", text) for text in comparison.uncertain]
     notes += [("found", text) for text in comparison.found]
-    return Group(answer, *lines, "", noted(notes))
+    return Group(answer, *lines, "", printed_notes(notes))
 
 
 def _metric_text(metric: Metric) -> str:

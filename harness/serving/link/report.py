@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 
 from harness.paths import PUBLISHED
 from harness.report.fitting_table import FittingTable, table_of
-from harness.report.notes import Notes, noted
+from harness.report.notes import Notes, printed_notes
 from harness.report.text import ranged
 from harness.serving.ledger import NAME, Prediction, Quantities, ledger_lines, read, rows
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
@@ -50,7 +50,7 @@ def prediction(
     if look.needs:
         most = [[f"{-100 * need.share:.1f} %" for need in each.needs] for each in looks]
         parts += ["\nchange of TPOT if an op took no time, by concurrency:", _by_load(looks, most)]
-    return Group(*parts, "", noted(_notes(link, look)))
+    return Group(*parts, "", printed_notes(_notes(link, look)))
 
 
 def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
@@ -183,7 +183,7 @@ def validation(found: Validation) -> RenderableType:
     each = table_of([row for server in found.servers for row in _errors(server)])
     every = [row for of in (found.together, found.with_drafts) for row in _errors(of)]
     together: list[RenderableType] = [table_of(every), ""] if every else []
-    return Group(*together, each, "", noted(notes))
+    return Group(*together, each, "", printed_notes(notes))
 
 
 def _errors(of: Validated) -> Iterator[dict[str, object]]:

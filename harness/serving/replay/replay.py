@@ -24,7 +24,7 @@ from harness.paths import portable
 from harness.plan.budget import parse_seconds
 from harness.plan.select import launches, unknown_implementation
 from harness.report.fitting_table import table_of
-from harness.report.notes import noted
+from harness.report.notes import printed_notes
 from harness.report.text import ranged
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
@@ -144,7 +144,7 @@ class Replay(StrictRecord):
             *(("note", text) for text in self.notes),
             ("measured", f"rounds: {self.rounds}, disturbed: {self.disturbed} more; intervals are of 90 %"),
         ]
-        return Group(what, "", table_of(rows), "", noted([note for note in notes if note[1]]))
+        return Group(what, "", table_of(rows), "", printed_notes([note for note in notes if note[1]]))
 
 
 RANK = "harness.serving.replay.child:Rank"

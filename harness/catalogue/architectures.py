@@ -91,8 +91,7 @@ def architectures() -> dict[str, Architecture]:
 
 def select_architectures(targets: str | None) -> list[Architecture]:
     """The architectures of targets that are separated by commas, each as `named_architecture` takes it; None
-    means all. Raises UsageError for a word that names none, and for an architecture whose limits are
-    unknown."""
+    means all. Raises UsageError for a word that names none, and where limits are unknown."""
     known = architectures()
     names = [named_architecture(word.strip()) for word in targets.split(",")] if targets else list(known)
     for name in names:

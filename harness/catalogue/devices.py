@@ -19,8 +19,7 @@ PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
 """The end of the name of a part of a GPU: a MIG slice (NVIDIA), a compute and memory partition (AMD)."""
 
 MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory that it usually has (NVIDIA's MIG
-User Guide)."""
+"""Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory it usually has (MIG User Guide)."""
 MIG_SMS = {3: 1 / 2}
 """Sevenths of the SMs in a slice's name -> the share of the SMs that it has at most, where that is more: `3g`
 has 60 of an H100's 132."""
@@ -85,8 +84,7 @@ def known_devices() -> list[JsonObject]:
 
 
 def part_of(name: str) -> str:
-    """The end of a device's name that says which part of a GPU it is (`MIG 1g.10gb`, `CPX/NPS4`); empty for a
-    whole GPU."""
+    """The end of a device's name that names a part (`MIG 1g.10gb`, `CPX/NPS4`); empty for a whole GPU."""
     match = PART.search(name)
     return match[1] if match else ""
 
@@ -142,11 +140,10 @@ def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
         return None
     shares = f"{compute_share:.1%} of its {units} and {memory_share:.1%} of its memory's bandwidth"
     return whole | {
-        "name": f"{whole['name']} {part}",
+        "name": f"{whole['name']} {part}", "tbps": round(memory_share * whole["tbps"], 3),
         "tflops": {dtype: round(compute_share * rate, 1) for dtype, rate in whole["tflops"].items()},
-        "tbps": round(memory_share * whole["tbps"], 3),
         "source": f"{part} has at most {shares}; {whole['source']}",
-    }
+    }  # fmt: skip
 
 
 def peaks(platform: Platform) -> Ceilings | None:

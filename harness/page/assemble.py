@@ -1,6 +1,5 @@
 """A page of recorded results: the records that paths name, and a section for each op, for what changed
-between two runs, for serving, and for each machine. Also the page of `engine`: the shapes that an engine
-runs, by tokens."""
+between two runs, for serving, and for each machine. And the page of `engine`: its shapes by tokens."""
 
 from __future__ import annotations
 

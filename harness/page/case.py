@@ -37,8 +37,7 @@ class MeasuredCase(CaseResult):
 
     @property
     def size_order(self) -> tuple[list[int], ...]:
-        """The key that sorts the cases of an op by their sizes: the numbers in each of them. A range has
-        two."""
+        """The key that sorts the cases of an op by their sizes: the numbers in each; a range has two."""
         sizes = self.planned.sizes.values()
         return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
@@ -76,8 +75,7 @@ def interval_ends(value: float, low: float | None, high: float | None) -> tuple[
 
 
 def ratio_data(name: str, comparison: Verdict | Comparison | None) -> dict[str, Any]:
-    """The data of a ratio for a chart and its table; without a ratio the texts are empty and the numbers
-    None."""
+    """The data of a ratio for a chart and its table; without one texts are empty and numbers None."""
     text, verdict = (ratio_text(comparison), comparison.verdict) if comparison else ("", "")
     ratio = low = high = None
     if comparison and comparison.ratio is not None:
@@ -92,14 +90,12 @@ def four_digits(value: float | None) -> str:
 
 def add_times_in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
     """Adds to rows that have `time_us`, `low_us` and `high_us` the same times as `time`, `time_low` and
-    `time_high`, in the unit of the smallest time. Returns the name of the unit, and the columns of the
-    three."""
+    `time_high`, in the unit of the smallest time. Returns the unit's name and the three columns."""
     common = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
     keys = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
     for row in rows:
-        row |= {
-            key: row[us] if row[us] is None else round(row[us] / common.us, 6) for key, us in keys.items()
-        }
+        for key, key_us in keys.items():
+            row[key] = None if row[key_us] is None else round(row[key_us] / common.us, 6)
     titles = (f"time, {common.name}", "from", "to")
     return common.name, {title: (key, four_digits) for title, key in zip(titles, keys, strict=True)}
 
@@ -128,8 +124,7 @@ def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
 
 
 def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence that names the rows whose largest `ratio` to the fastest is above FAR; empty if there are
-    none."""
+    """A sentence that names the rows whose largest `ratio` to the fastest is above FAR; empty if none is."""
     largest = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
     far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in largest.items() if ratio > FAR]
     return f"Not drawn, at more than {FAR:.0f}x the fastest: {', '.join(far)}." if far else ""

@@ -44,8 +44,7 @@ SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
-    """The ranking of one case, in one run or in several. Rows that cannot run are in a note of the
-    section."""
+    """The ranking of one case, in one run or in several. A note of the section has rows that cannot run."""
     shown_names = shown_rows(cases)
     rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
     fastest_us = min((row.cell.time_us for _, row in rows if row.cell.time_us), default=math.nan)

@@ -113,7 +113,7 @@ def _devices(cases: Sequence[MeasuredCase]) -> str:
 
 def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.TopLevelMixin:
     """A line for each row over the size, with its interval as a band. While a reader points at a row, the
-    others are pale. A choice below the chart says what the y axis shows: the parameter `axis` is `ratio`,
+    others are pale. A choice below the chart says the y axis: the parameter `axis` is `ratio`,
     `time` or `share`."""
     colours, shapes = _colours_and_shapes(points)
     legend = alt.Legend(symbolOpacity=1, values=style.legend_values(points))

@@ -82,8 +82,7 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
 
 
 def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
-    """The names in the legend of a chart whose rows can be chosen, see `chosen_rows`: those of the chosen
-    rows."""
+    """The names in the legend of a chart: those of the rows that a reader chose, see `chosen_rows`."""
     names: dict[str, set[str]] = {}  # by choice
     for row in rows:
         for choice in ("all", row["provider"], *(["shown"] if row["shown"] else [])):

@@ -67,8 +67,7 @@ def case_markdown(records: Sequence[Record], run: Run) -> str:
 
 def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
     """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings the
-    heading, a table of the settings, effects of flags, and notes. With the run, notes have commands that
-    check its wrong rows."""
+    heading, a table of the settings, effects of flags, and notes. With the run notes have `check` commands."""
     case = CaseResult.of(records)
     if run and run.contrast == "settings":
         return _case_under_settings(case, run)
@@ -136,8 +135,7 @@ def _ranking(case: CaseResult) -> FittingTable:
 
 
 def _time_columns(rows: Sequence[Row], baseline: str, with_launch_times: bool) -> Columns:
-    """The columns of times, perhaps of the host's times to launch a call, of ratios to the baseline and of
-    verdicts."""
+    """The columns of times, perhaps of the host's launch times, of ratios to the baseline and verdicts."""
     header, times = text.time_column([_time(row.cell) for row in rows])
     ratios = text.ratio_column([row.verdict for row in rows])
     columns: Columns = {Column(header): times}
@@ -232,8 +230,7 @@ def _setting_name(row: Row) -> str:
 
 
 def _what_ran(comparison: SettingComparison) -> Notes:
-    """A note on the kernels that ran under the first setting, and one for each change that other settings
-    made to them."""
+    """A note on the kernels that ran under the first setting, and one for each change by other settings."""
     baseline = comparison.baseline.cell
     if baseline.time_us is None:
         return []

@@ -78,8 +78,7 @@ def since(a: RecordedRun, comparison: RunComparison) -> str:
 
 
 def _speed_changes(judged: Sequence[ComparedRow]) -> Iterator[str]:
-    """Yields a clause for each row that became slower or faster, with the ratio of its total times over the
-    cases in which it did."""
+    """Yields a clause for each row that became slower or faster, with the ratio of their total times."""
     for name, rows in grouped(judged, lambda row: row.name).items():
         for verdict in ("slower", "faster"):
             if changed := [row for row in rows if row.comparison.verdict == verdict]:

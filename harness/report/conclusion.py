@@ -23,7 +23,8 @@ Pairs = Sequence[tuple[SettingComparison, Row]]
 
 def conclusion(cases: Sequence[CaseResult], run: Run) -> RenderableType:
     title, lines = conclusion_lines(cases, run)
-    return Group(*([title] if title else []), *(Padding(line, (0, 0, 0, 2)) for line in lines))
+    indented = [Padding(line, (0, 0, 0, 2)) for line in lines]
+    return Group(title, *indented) if title else Group(*indented)
 
 
 def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[str]]:
@@ -133,9 +134,8 @@ def _no_advice(
 
 
 def _over_cases(pairs: Pairs, margin: float) -> Comparison:
-    """How many times as fast as the first setting another one, whose rows have verdicts, is for all cases
-    together. The interval is widened by the noise. The verdict is `same` only if the noise is within the
-    margin."""
+    """How many times as fast as the first setting another one, whose rows have verdicts, is for all cases.
+    The interval is widened by the noise. The verdict is `same` only if the noise is within the margin."""
     verdicts = [row.verdict for _, row in pairs if row.verdict]
     noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
     with_noise = [(comparison, comparison.noise.samples) for comparison, _ in pairs if comparison.noise]

@@ -167,8 +167,7 @@ def _file_numbers(view: EngineView) -> dict[str, int]:
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes that have no entry. Tables whose misses all run the same kernel share a
-    note."""
+    """What runs for the shapes that have no entry. Tables whose misses run one kernel share a note."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
     of_table = grouped(misses, lambda shape: shape.found.table)
 

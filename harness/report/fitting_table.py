@@ -1,6 +1,5 @@
 """A table that fits a terminal. Where it is too wide, first the least important columns are left out, then
-cells are broken between words; a table that is still too wide stays so. In a file it has all columns, however
-wide."""
+cells are broken between words; a table that is still too wide stays so. In a file it has all columns."""
 
 from __future__ import annotations
 

@@ -301,8 +301,7 @@ def _flags(ops: Sequence[str], kind: str = "", arch: str = "") -> list[Flag]:
 
 
 def _all_flags(flags: Sequence[Flag]) -> Iterator[str]:
-    """Yields for each library its flags, with their effects, when they are read and what their values
-    mean."""
+    """Yields for each library its flags, their effects, when they are read, and their values."""
     for library, of_library in grouped(flags, lambda flag: flag.library).items():
         yield library
         for flag in of_library:
@@ -359,8 +358,7 @@ def _acts_on(name: str) -> str:
 
 
 def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
-    """Yields the lines of each paragraph, of which the first one has this indent; none for an empty
-    paragraph."""
+    """Yields the lines of each paragraph, if it is not empty; its first line has this indent."""
     for paragraph in paragraphs:
         yield from textwrap.wrap(
             paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False

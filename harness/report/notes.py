@@ -123,8 +123,7 @@ def _chosen_rows(run: Run) -> Notes:
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
     """A command for each wrong row, which checks the row alone and saves its output and the reference. There
-    is none for rows of another source tree and for rows that are wrong at far addresses only: `check` cannot
-    run these."""
+    is none for rows of another source tree, or wrong at far addresses only, as `check` cannot run these."""
     wrong = [cell for cell in cells if cell.status == "wrong" and FAR not in cell.reason]
     return [(REPRODUCE, _command(cell, run)) for cell in wrong if cell.setting not in run.trees]
 
@@ -175,8 +174,7 @@ def _remarks(timed: Sequence[Cell]) -> Notes:
 
 
 def _reliability(case: CaseResult) -> Notes:
-    """How far the times can be trusted: the noise, caches, disturbed rounds, and disturbances that monitors
-    could not have seen."""
+    """How far the times can be trusted: noise, caches, disturbed rounds, and what no monitor could see."""
     pairs = [v for v in case.verdicts if v.about == "A/A"]
     notes: Notes = []
     if len(pairs) > 1:
@@ -278,8 +276,7 @@ def spread_lines(spreads: Iterable[Spread]) -> list[str]:
 
 
 def apart(spread: Spread) -> str:
-    """What is known of how far the devices lie apart, in words that follow `the devices`: `are alike within
-    1.2%`."""
+    """What is known of how far the devices lie apart, as a predicate: `are alike within 1.2%`."""
     if spread.verdict == "apart":
         return f"lie apart: the slowest takes {ratio_text(spread.widest)} the time of the fastest"
     if spread.verdict == "alike":

@@ -81,8 +81,7 @@ def _clauses(rows: Rows, run: Run) -> list[str]:
 
 def _over_all_cases(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
     """The row with the least time for all cases together, compared with what engines run by default; or, if
-    none of these defaults has a time, with the baseline, or else with the second. And the rows that are as
-    good."""
+    none of these defaults has a time, with the baseline, or else with the second. And the rows as good."""
     best = _best(rows)
     with_best = [(case, cells) for case, cells in rows if best in cells]
     first_case, *other_cases = [cells for _, cells in with_best]

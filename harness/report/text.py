@@ -1,5 +1,4 @@
-"""Numbers as text: times and ratios in the digits that their intervals support. And items grouped by a
-key."""
+"""Numbers as text: times and ratios in the digits that their intervals support. And grouping by a key."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def value_and_interval(value: float, low: float | None, high: float | None) -> t
 
 def ratio_and_interval(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
-    end is missing. The first text is `?` without a value, and `not known` where the interval tells
-    nothing."""
+    end is missing. The first text is `?` without a value, and `not known` if the interval is WIDE."""
     if value is None:
         return "?", ""
     if low is None or high is None:
@@ -152,8 +150,7 @@ def aligned(numbers: Sequence[str]) -> list[str]:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits, and never fewer than it has before the point; an empty text
-    for None."""
+    """The value in so many significant digits, or more if the point comes later; empty for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"

@@ -91,8 +91,7 @@ class RunComparison:
 
 
 def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> RunComparison:
-    """Compares every cell that has a time in both runs. All verdicts together hold at the confidence level
-    (Bonferroni)."""
+    """Compares every cell that has a time in both runs. All hold together at `confidence` (Bonferroni)."""
     timed_a, timed_b = _timed_cells(a), _timed_cells(b)
     shared = [key for key in timed_a if key in timed_b]
     row_confidence = 1 - (1 - confidence) / max(1, len(shared))

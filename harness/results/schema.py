@@ -15,8 +15,7 @@ from harness.timing.rounds import Disturbed
 
 SCHEMA = 6
 """Version 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races and only one
-setting; 4 no phases, and no disturbed rounds that count because there are no quiet ones; 5 no devices of a
-cluster."""
+setting; 4 no phases, and no disturbed rounds that count because none are quiet; 5 no devices of a cluster."""
 
 KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats", "search": "entries"}
 """Attribute -> its older name in files and in `--json`. Programs rely on the older names."""

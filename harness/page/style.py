@@ -1,6 +1,5 @@
 """The look of charts: colours of providers and verdicts, the theme, parts that several charts have, and a
-chart as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on a light and on a
-dark page."""
+chart as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on dark pages, too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The text of a measured case: its fastest row, a table of all rows with a time, and notes; for a run of
-settings (flags, revisions) a table of these, and their effects. And figures that others published of a
-case."""
+settings (flags, revisions) a table of these, and their effects. And published figures."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ def case_markdown(records: Sequence[Record], run: Run) -> str:
 
 def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
     """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings the
-    heading, a table of the settings, effects of flags, and notes. With the run notes have `check` commands."""
+    heading, a table of the settings, effects of flags, and notes. With the run there are `check` commands."""
     case = CaseResult.of(records)
     if run and run.contrast == "settings":
         return _case_under_settings(case, run)

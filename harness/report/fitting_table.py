@@ -17,8 +17,7 @@ from tabulate import tabulate
 GAP = 2  # characters between columns
 NUMBER = re.compile(r"[-+(]?\d.{,40}")  # a cell that is a number, perhaps with a unit or an interval
 MIN_WRAPPED = 24
-"""The least width of a column that wraps, in characters. It is less where the text is shorter, and more where
-a word is longer."""
+"""The least width of a column that wraps, in characters. Shorter texts take less, longer words more."""
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 

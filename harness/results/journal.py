@@ -19,8 +19,7 @@ RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Cell | Verdict | CaseDone | DeviceUsed | Calibration, Field(discriminator="kind")]
 )
 COMPLETE = ("case", "device", "calibration")
-"""Kinds of records after which a journal is complete. A cell or a verdict needs the record of its case, which
-comes after it."""
+"""Kinds of records after which a journal is complete: that of a case follows its cells and verdicts."""
 
 
 class Journal:

@@ -28,7 +28,7 @@ what each brings alone."""
 class Row:
     cell: Cell
     verdict: Verdict | None
-    """The comparison with the baseline or with the first setting; None for these two and without a verdict."""
+    """The comparison with the baseline or the first setting; None for these two and without a verdict."""
     is_baseline: bool  # whether it is the baseline or has the first setting
     ran: str = ""
     """Which kernels ran, compared with the first setting: `the same`, `other kernels` or `not seen`; empty

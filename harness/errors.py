@@ -18,6 +18,10 @@ class UsageError(HarnessError):
     exit_code = USAGE
 
 
+class UnreadableError(UsageError):
+    """A file that cannot be read. The message names it, and the line at which it becomes unreadable."""
+
+
 class NothingRan(HarnessError):
     """Nothing could run here."""
 

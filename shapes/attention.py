@@ -14,18 +14,12 @@ R1_MODEL_LEN = 163_840
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a model is split over ranks.
+    """How a model is split over ranks. vLLM's `--tensor-parallel-size` and `--data-parallel-size` are tp and
+    dp; SGLang's `--tp 8 --enable-dp-attention` (with `--dp 8`) is tp=1 dp=8 here."""
 
-    vLLM's `--tensor-parallel-size` and `--data-parallel-size` are tp and dp; SGLang's
-    `--tp 8 --enable-dp-attention` (with `--dp 8`) is tp=1 dp=8 here.
-    """
-
-    tp: int = 1
-    """The number of ranks that share the heads of one attention: a group."""
-    dp: int = 1
-    """The number of groups; each has requests of its own (DP attention)."""
-    ep: int = 1
-    """The number of ranks that share the routed experts of a layer."""
+    tp: int = 1  # the number of ranks that share the heads of one attention: a group
+    dp: int = 1  # the number of groups; each has requests of its own (DP attention)
+    ep: int = 1  # the number of ranks that share the routed experts of a layer
 
     def __post_init__(self) -> None:
         for name in ("tp", "dp", "ep"):
@@ -39,8 +33,7 @@ class Parallel:
         return " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "tp1"
 
     def split(self, width: int, what: str, model: ModelConfig) -> int:
-        """A rank's part of a width of the model. Raises ValueError if tp does not divide it. what: names the
-        width in the error"""
+        """A rank's part of a width. Raises ValueError, which calls it `what`, if tp does not divide it."""
         if width % self.tp:
             raise ValueError(f"tp={self.tp} must divide the {width} {what} of {model.name}")
         return width // self.tp
@@ -55,9 +48,8 @@ def mla_decode_sizes(
 ) -> dict[str, Size]:
     """The sizes of `mla_decode` on one rank. batch: the rank's requests; ctx: the span (see shapes.lengths)
     of each request's tokens, its q query tokens included; page: tokens of a page; kv: dtype of the cache."""
-    sizes: dict[str, Size] = {
-        "batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv
-    }  # fmt: skip
+    heads = parallel.heads(model)
+    sizes: dict[str, Size] = {"batch": batch, "ctx": ctx, "heads": heads, "page": page, "kv": kv}
     if model.max_position_embeddings not in (0, R1_MODEL_LEN):
         sizes["model_len"] = model.max_position_embeddings
     if q > 1:

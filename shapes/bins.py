@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import mul
 from typing import Generic, NamedTuple, TypeVar
 
 from shapes.lengths import span_text
@@ -18,46 +17,34 @@ from shapes.scheduler import Phase, Workload, simulate
 
 MOST_DECODE_BINS = 8
 MOST_BINS = 4
-"""The most bins of steps that prefill. In `token_bins` it is the most bins of steps that only decode, and the
-most bins of the other steps."""
+"""The most bins of steps that prefill; in `token_bins` also the most bins of steps that only decode."""
 CLOSE = 0.04
-"""Groups are cut until their places deviate less than this from the means of the groups (root mean
-square)."""
-RARE = 0.005
-"""The least share of the steps that a group has."""
+"""Groups are cut until the root mean square of the distances of places from their group's mean is less."""
+RARE = 0.005  # the least share of the steps that a group has
 BATCH_WEIGHT = 4.0
-"""How much more a difference in a decode step's batch counts than one in its context: kernels choose their
-tiles by batch."""
-STEPS_TOGETHER = 16
-"""Steps of a phase that form one piece; their contexts differ by at most 15 tokens."""
+"""How much more the batch of a decode step counts than its context: kernels choose their tiles by batch."""
+STEPS_TOGETHER = 16  # steps of a phase that form one piece; their contexts differ by at most 15 tokens
 NEGLIGIBLE = 0.01
-"""A bin has no cached prefix where pairs of a new and a cached token are less than this share of the pairs of
-two new tokens."""
+"""A bin has no prefix where pairs with a cached token are less than this share of pairs of new tokens."""
 
 
 class DecodeBin(NamedTuple):
     weight: float
     batch: int
-    ctx: str
-    """Cached tokens of each request, a span (see shapes.lengths)."""
+    ctx: str  # cached tokens of each request, a span (see shapes.lengths)
 
 
 class PrefillBin(NamedTuple):
     weight: float
-    batch: int
-    """Prompt chunks in a step."""
-    new: str
-    """Tokens of a chunk, a span."""
-    prefix: str
-    """Tokens of its prompt that were cached before, the mean over the new tokens."""
+    batch: int  # prompt chunks in a step
+    new: str  # tokens of a chunk, a span
+    prefix: str  # tokens of its prompt that were cached before, the mean over the new tokens
 
 
 class TokenBin(NamedTuple):
     weight: float
-    tokens: int
-    """Tokens of a step: new prompt tokens, and one for each decoding request."""
-    prompt: int
-    """The prompt tokens among them; 0 in steps that only decode."""
+    tokens: int  # tokens of a step: new prompt tokens, and one for each decoding request
+    prompt: int  # the prompt tokens among them; 0 in steps that only decode
 
 
 @functools.cache
@@ -87,16 +74,15 @@ class _DecodePiece(NamedTuple):
 
 
 def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE_BINS) -> list[DecodeBin]:
-    """Returns the bins of the steps that decode. Each bin keeps the number of its steps and the sum of their
-    cached tokens, the latter to within half a token for each request. Its span has the mean variance of the
-    lengths within a batch."""
+    """The bins of the steps that decode. Each keeps the number of its steps and, to within half a token for
+    each request, their cached tokens. Its span has the mean variance of the lengths within a batch."""
     pieces: Counter[_DecodePiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.lengths:
             continue
         batch = len(phase.lengths)
         mean = sum(phase.lengths) / batch
-        variance = sum(map(mul, phase.lengths, phase.lengths)) / batch - mean**2
+        variance = sum(length * length for length in phase.lengths) / batch - mean**2
         shortest, longest = min(phase.lengths), max(phase.lengths)
         for start in range(0, phase.steps, STEPS_TOGETHER):
             steps = min(STEPS_TOGETHER, phase.steps - start)
@@ -116,9 +102,7 @@ def _decode_bin(group: Counter[_DecodePiece], total_steps: int) -> DecodeBin:
 
 
 class _PrefillPiece(NamedTuple):
-    """Steps that prefill the same chunks, each (new, prefix)."""
-
-    chunks: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[int, int], ...]  # those that the steps prefill, each (new, prefix)
 
     @property
     def new(self) -> int:
@@ -149,9 +133,8 @@ class _PrefillPiece(NamedTuple):
 
 
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST_BINS) -> list[PrefillBin]:
-    """Returns the bins of the steps that prefill. Each bin keeps the number of its steps, their new tokens to
-    within half a token for each chunk, and by its prefix the pairs of new and cached tokens, to which the
-    work is proportional."""
+    """The bins of the steps that prefill. Each keeps the number of its steps, their new tokens to within half
+    a token for each chunk, and by its prefix the pairs of a new and a cached token: the work."""
     pieces: Counter[_PrefillPiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.chunks:
@@ -212,19 +195,17 @@ def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:
 
 
 def grouped(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], most: int) -> list[Counter[P]]:
-    """Cuts pieces, counted in steps, into at most `most` groups. Each cut is the one that reduces the
-    deviation of places from the means of their groups most. It stops once places lie close to these means.
-
-    place: the coordinates of a piece
-    """
+    """Cuts pieces, counted in steps, into at most `most` groups by the coordinates that `place` gives. Each
+    cut is the one that reduces the deviation from the means of the groups most. CLOSE says when it stops."""
     total_steps = pieces.total()
-    groups = [_with_best_cut(pieces, place, RARE * total_steps)] if pieces else []
+    least_steps = RARE * total_steps
+    groups = [_group_of(pieces, place, least_steps)] if pieces else []
     while len(groups) < most and sum(group.deviation for group in groups) > CLOSE**2 * total_steps:
         best = max(groups, key=lambda group: group.gain)
         if not best.halves:
             break
         groups.remove(best)
-        groups += [_with_best_cut(half, place, RARE * total_steps) for half in best.halves]
+        groups += [_group_of(half, place, least_steps) for half in best.halves]
     return [group.pieces for group in groups]
 
 
@@ -233,31 +214,29 @@ class _Group(Generic[P]):
     """A group and the cut that would reduce its deviation most."""
 
     pieces: Counter[P]
-    deviation: float = 0.0
-    """The squared distance from the mean, summed over axes and steps."""
-    gain: float = 0.0
-    """How much of the deviation the cut removes."""
-    halves: tuple[Counter[P], ...] = ()
-    """The two groups that the cut makes; empty where no cut is possible."""
+    deviation: float = 0.0  # the squared distance from the mean, summed over axes and steps
+    gain: float = 0.0  # how much of the deviation the cut removes
+    halves: tuple[Counter[P], ...] = ()  # the two groups that the cut makes; empty where no cut is possible
 
 
-def _with_best_cut(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], least: float) -> _Group[P]:
-    """Each axis is cut between any two neighbours that leave at least `least` steps on either side."""
+def _group_of(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], least_steps: float) -> _Group[P]:
+    """The group of these pieces. Its cut is the best of those that divide neighbours on one axis and leave at
+    least `least_steps` steps on either side."""
     group = _Group(pieces)
-    total = pieces.total()
+    total_steps = pieces.total()
     for coordinates in zip(*map(place, pieces), strict=True):  # those of all pieces on one axis
         points = sorted(zip(coordinates, pieces.values(), pieces, strict=True))
-        mean = sum(x * steps for x, steps, _ in points) / total
+        mean = sum(x * steps for x, steps, _ in points) / total_steps
         group.deviation += sum(steps * (x - mean) ** 2 for x, steps, _ in points)
-        left = 0  # steps left of the cut
+        left_steps = 0  # left of the cut
         moment = 0.0  # their distances from the mean, summed
         for cut, (x, steps, _) in enumerate(points[:-1], 1):
-            left += steps
-            right = total - left
+            left_steps += steps
+            right_steps = total_steps - left_steps
             moment += steps * (x - mean)
-            # left * right / total, times the squared distance of the two means
-            gain = moment**2 * total / (left * right)
-            if gain > group.gain and min(left, right) >= least:
+            # left_steps * right_steps / total_steps, times the squared distance of the two means
+            gain = moment**2 * total_steps / (left_steps * right_steps)
+            if gain > group.gain and min(left_steps, right_steps) >= least_steps:
                 sides = (points[:cut], points[cut:])
                 group.gain = gain
                 group.halves = tuple(Counter({piece: steps for _, steps, piece in side}) for side in sides)

@@ -20,14 +20,10 @@ class Case:
     """One op at concrete sizes."""
 
     op: str
-    sizes: Mapping[str, Size]
-    """The sizes that the op's `Sizes` reads: plain integers and words without units."""
-    boundary: str = "core"
-    """What the timed call covers: `core`, `with_quant` or `with_routing`."""
-    place: str = "ad hoc"
-    """Where it occurs in a model, as a text for people: `deepseek-r1 tp8 decode`."""
-    weight: float = 1.0
-    """How often the workload of its suite calls it, relative to the other cases of the op."""
+    sizes: Mapping[str, Size]  # the sizes that the op's `Sizes` reads: plain integers and words without units
+    boundary: str = "core"  # what the timed call covers: `core`, `with_quant` or `with_routing`
+    place: str = "ad hoc"  # where it occurs in a model, as a text for people: `deepseek-r1 tp8 decode`
+    weight: float = 1.0  # how often the workload of its suite calls it, relative to the other cases of the op
 
     @property
     def text(self) -> str:
@@ -52,8 +48,7 @@ REQUESTS = re.compile(r"(?P<count>\d*)q(?P<new>\d+k?)(?:s(?P<total>\d+k?))?")
 """Equal requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests
 of 4096 tokens each, 4 of which are new; without `s` all are new. A batch joins several by `_`."""
 MOST_QUERIES = 8
-"""The most query tokens of a request in a decode step: mla_decode takes no more, and a request with more new
-tokens counts as prefilling."""
+"""The most query tokens of a request in a decode step. A request with more new tokens prefills."""
 
 
 def _sizes_of_batch(spec: str, op: str) -> list[dict[str, str]]:
@@ -101,9 +96,8 @@ def _tokens(text: str) -> int:
 
 
 def parse(text: str, op: str = "") -> list[dict[str, str]]:
-    """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. The first
-    word may be a batch in vLLM's short form, whose sizes depend on the op: `16q4s4k heads=8`. Raises
-    ValueError with one line."""
+    """The sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. The first word may
+    be a batch as in REQUESTS, whose sizes depend on the op: `16q4s4k heads=8`. Raises ValueError."""
     first_word, _, others = text.strip().partition(" ")
     if re.match(r"\d*q\d[^=]*$", first_word):
         other_sizes = parse(others) if others.strip() else [{}]

@@ -23,20 +23,14 @@ class Deployment:
 
     model: ModelConfig
     parallel: Parallel
-    """How attention and the routed experts are split. With ep=1 the columns of each expert are split over all
-    ranks."""
-    dense_tp: int = 1
-    """The number of ranks that share the MLP of a dense layer."""
-    shared_tp: int = 1
-    """The number of ranks that share the linears of the shared experts."""
-    shared: int = 0
-    """1 if the shared expert is computed as one more of the routed experts, else 0."""
+    """The split of attention and routed experts. With ep=1 all ranks share the columns of each expert."""
+    dense_tp: int = 1  # the number of ranks that share the MLP of a dense layer
+    shared_tp: int = 1  # the number of ranks that share the linears of the shared experts
+    shared: int = 0  # 1 if the shared expert is computed as one more of the routed experts, else 0
     dispatched: bool = False
     """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
-    kv: str = "bf16"
-    """The dtype of the KV cache: `bf16` or `fp8`."""
-    drafts: int = 0
-    """The draft tokens of each request that a decode step verifies."""
+    kv: str = "bf16"  # the dtype of the KV cache: `bf16` or `fp8`
+    drafts: int = 0  # the draft tokens of each request that a decode step verifies
 
     @property
     def text(self) -> str:
@@ -56,16 +50,11 @@ class Call:
 
     op: str
     sizes: dict[str, Size]
-    step: str
-    """The step that makes them; empty for the mean step of a workload."""
-    times: float
-    """How many there are in the step."""
-    place: str
-    """The part of the model that makes them: `o_proj`."""
-    rows: int = 0
-    """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
-    prefill: bool = False
-    """Whether the step has prompt tokens."""
+    step: str  # the step that makes them; empty for the mean step of a workload
+    times: float  # how many there are in the step
+    place: str  # the part of the model that makes them: `o_proj`
+    rows: int = 0  # in a call of the experts the number of tokens that picked an expert of the rank, else 0
+    prefill: bool = False  # whether the step has prompt tokens
 
 
 def sweep(deployment: Deployment) -> list[Call]:
@@ -92,9 +81,8 @@ def sweep(deployment: Deployment) -> list[Call]:
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
-    """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler). Ops that
-    do not hold for the model have none. Raises ValueError with drafts: how many steps decode then depends on
-    how many drafts are accepted."""
+    """The calls of the mean step of a workload, which is simulated. Ops that do not hold for the model have
+    none. Raises ValueError with drafts: how many are accepted would decide how many steps decode."""
     if deployment.drafts:
         raise ValueError(
             "a workload with drafts has steps that depend on how many are accepted: give one of both"
@@ -102,8 +90,7 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     on_rank = workload.on_rank(deployment.parallel.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)
-    # Weights of these bins are shares of the steps that decode, or prefill; those of token_bins, of all
-    # steps.
+    # Weights of these bins are shares of the steps that decode, or that prefill, and not of all steps.
     decoding = sum(phase.steps for phase in phases if phase.lengths) / steps
     prefilling = sum(phase.steps for phase in phases if phase.chunks) / steps
     decodes = [(bin_._replace(weight=bin_.weight * decoding), 1) for bin_ in decode_bins(on_rank)]
@@ -115,10 +102,8 @@ def mean_step(
     deployment: Deployment, tokens: Iterable[TokenBin], decodes: Iterable[tuple[DecodeBin, int]],
     prefills: Iterable[PrefillBin],
 ) -> list[Call]:  # fmt: skip
-    """The calls of the mean of many steps. The weight of each bin is its share of all steps.
-
-    decodes: (bin, query tokens of each request)
-    """
+    """The calls of the mean of many steps. The weight of each bin is its share of all steps. A bin of
+    `decodes` has the query tokens of each request beside it."""
     model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     calls = [
         replace(call, times=call.times * bin_.weight)
@@ -158,7 +143,6 @@ def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt:
 
 
 def _part(linear: Linear) -> str:
-    """The part of a model that a linear belongs to: `dense`, `shared` or `attention`. Each part may be split
-    over other ranks."""
+    """The part of a model that a linear belongs to: `dense`, `shared` or `attention`, each split apart."""
     first_word = linear.name.partition(" ")[0]
     return first_word if first_word in ("dense", "shared") else "attention"

@@ -9,8 +9,7 @@ from shapes.case import Size
 from shapes.models import ModelConfig
 from shapes.routing import Routing
 
-PADDED = 128
-"""The columns of an expert on a rank are padded to a multiple of this."""
+PADDED = 128  # the columns of an expert on a rank are padded to a multiple of this
 
 
 def expert_columns(model: ModelConfig, parallel: Parallel) -> int:
@@ -35,8 +34,7 @@ def fused_moe_sizes(
 ) -> dict[str, Size]:
     """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). Columns of experts
     are padded as AITER in both engines and vLLM's FP8 kernels pad them, except Triton's (see
-    kernels.fused_moe.operands). shared: 1 if the shared expert is fused, else 0; routing: a pattern of
-    shapes.routing."""
+    kernels.fused_moe.operands). shared, routing: as Routing has them"""
     inter = math.ceil(expert_columns(model, parallel) / PADDED) * PADDED
     sizes: dict[str, Size] = {
         "tokens": tokens, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
@@ -56,9 +54,8 @@ def routing_of(
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows that a rank's kernel gets if each DP group has `tokens` tokens. Without expert parallelism
-    they are the tokens of all groups. With it they are those tokens of the expert-parallel ranks that chose
-    an expert of the rank, at least one."""
+    """The rows that a rank's kernel gets if each DP group has `tokens` tokens: the tokens of all groups; with
+    expert parallelism those of the expert-parallel ranks that chose an expert of the rank, at least one."""
     if parallel.ep == 1:
         return tokens * parallel.dp
     tokens_of_ranks = math.ceil(tokens * parallel.ep / parallel.tp)

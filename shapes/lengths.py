@@ -6,8 +6,7 @@ import random
 
 
 def parse_span(text: int | str, least: int = 1) -> tuple[int, int]:
-    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999), both ends included. Raises ValueError with one
-    line, also for a length below `least`."""
+    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999). Raises ValueError, also for less than `least`."""
     low, dots, high = str(text).partition("..")
     try:
         span = (int(low), int(high) if dots else int(low))

@@ -23,14 +23,10 @@ class Linear:
     name: str
     n: int
     k: int
-    kind: str
-    """BATCHED, or a format of weights: FP8, BF16 or another that its checkpoint names."""
-    decode_calls: int
-    """Calls in a step of the whole model that only decodes."""
-    prefill_calls: int
-    """Calls in a step of the whole model that only prefills."""
-    batch: int = 1
-    """The number of products side by side, one for each head; more than 1 only if BATCHED."""
+    kind: str  # BATCHED, or a format of weights: FP8, BF16 or another that its checkpoint names
+    decode_calls: int  # calls in a step of the whole model that only decodes
+    prefill_calls: int  # calls in a step of the whole model that only prefills
+    batch: int = 1  # the number of products side by side, one for each head; more than 1 only if BATCHED
 
 
 def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:

@@ -23,8 +23,7 @@ KEYS = read_toml(Path(__file__).with_name("keys.toml"))
 MODULES: Mapping[str, Sequence[str]] = KEYS["modules"]
 """A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 
-MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
-"""Keys without a default that may be 0."""
+MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")  # keys without a default that may be 0
 
 NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 """Fields of ModelConfig that are no keys of config.json."""
@@ -32,8 +31,7 @@ NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The keys of Hugging Face's config.json that shapes depend on; those with a default may be missing.
-    Widths are numbers of elements."""
+    """The keys of a config.json that shapes depend on; those with a default may be missing."""
 
     name: str
     source: str
@@ -41,8 +39,7 @@ class ModelConfig:
     intermediate_size: int
     moe_intermediate_size: int
     num_hidden_layers: int
-    first_k_dense_replace: int
-    """The number of first layers whose MLP is dense; the other layers are MoE."""
+    first_k_dense_replace: int  # the number of first layers whose MLP is dense; the other layers are MoE
     num_attention_heads: int
     kv_lora_rank: int
     qk_nope_head_dim: int
@@ -52,24 +49,20 @@ class ModelConfig:
     n_shared_experts: int
     num_experts_per_tok: int
     vocab_size: int
-    q_lora_rank: int = 0
-    """The width of the latent of the queries; 0: they have none."""
+    q_lora_rank: int = 0  # the width of the latent of the queries; 0: they have none
     n_group: int = 1
     topk_group: int = 1
     routed_scaling_factor: float = 1.0
     scoring_func: str = "sigmoid"
-    max_position_embeddings: int = 0
-    """0: unknown."""
+    max_position_embeddings: int = 0  # 0: unknown
     num_nextn_predict_layers: int = 0
     """The number of MTP layers, which run only where drafts are made: no case has their calls."""
     index_topk: int = 0
     """The keys that the indexer of sparse attention leaves to a query; 0: attention is dense."""
     index_n_heads: int = 0
     index_head_dim: int = 0
-    indexers: int = 0
-    """The number of layers with an indexer of their own."""
-    weights: str = BF16
-    """The format of the weights but for those of `unquantised`."""
+    indexers: int = 0  # the number of layers with an indexer of their own
+    weights: str = BF16  # the format of the weights but for those of `unquantised`
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()
@@ -79,11 +72,8 @@ class ModelConfig:
     def read(
         name: str, source: str, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None
     ) -> ModelConfig:
-        """Reads the content of a config.json. Raises KeyError for a key that it lacks, and ValueError for an
-        architecture whose shapes would be wrong.
-
-        quantization: the content of the hf_quant_config.json beside it
-        """
+        """Reads the content of a config.json, and of the hf_quant_config.json beside it. Raises KeyError for
+        a key that it lacks, and ValueError for an architecture whose shapes would be wrong."""
         config = _by_common_names(config)
         for key, feature in KEYS["refused"].items():
             if config.get(key):
@@ -91,8 +81,7 @@ class ModelConfig:
         if config.get("moe_layer_freq", 1) != 1:
             raise ValueError("its moe_layer_freq is not 1, which is not modelled")
         values = _values(config)
-        layers = values["num_hidden_layers"]
-        dense = values["first_k_dense_replace"]
+        layers, dense = values["num_hidden_layers"], values["first_k_dense_replace"]
         if layers <= dense:
             raise ValueError(f"none of its {layers} layers has experts (first_k_dense_replace {dense})")
         indexers = 0
@@ -130,10 +119,8 @@ class ModelConfig:
             reasons["block_scale_gemm"] = f"its linears are {' and '.join(kinds)}, not {FP8}"
         if self.kind("experts") != FP8:
             reasons["fused_moe"] = f"its experts are {self.kind('experts')}, not {FP8}"
-        latent = self.kv_lora_rank
-        nope = self.qk_nope_head_dim
-        rope = self.qk_rope_head_dim
-        value = self.v_head_dim
+        latent, nope = self.kv_lora_rank, self.qk_nope_head_dim
+        rope, value = self.qk_rope_head_dim, self.v_head_dim
         if (latent, rope) != (512, 64):
             reasons["mla_decode"] = f"its cache has {latent} + {rope} values a token, not 512 + 64"
         elif self.index_topk:
@@ -200,10 +187,8 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-    """The format of the weights, and patterns of the modules that are not quantised.
-
-    quantization: as DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) have it
-    """
+    """The format of the weights, and patterns of the modules that are not quantised, as
+    DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) write them."""
     facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
     unquantised: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
@@ -214,8 +199,7 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     of_weights: Mapping[str, Any] = next((g["weights"] for g in groups if g.get("weights")), {})
     block = facts.get("weight_block_size") or of_weights.get("block_structure")
     dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"
-    method = facts.get("quant_method")
-    algorithm = facts.get("quant_algo")
+    method, algorithm = facts.get("quant_method"), facts.get("quant_algo")
     may_have_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
     if may_have_blocks and block == [128, 128] and dtype == "float8":
         return FP8, unquantised
@@ -256,9 +240,8 @@ def models() -> list[str]:
 def model(name: str) -> ModelConfig:
     """A model whose data is here. Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
-        raise ValueError(
-            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
-        )
+        line = unknown("model", name, models(), "list models")
+        raise ValueError(f"{line}, or give a config.json or its folder")
     data = _object(_DATA / f"{name}.json")
     owner = _object(_DATA / f"{data['same_as']}.json") if "same_as" in data else data
     return ModelConfig.read(name, data["source"], owner["config"], data.get("hf_quant_config"))
@@ -282,14 +265,14 @@ def read_model(path: Path) -> ModelConfig:
         quantization = _object(beside) if beside.exists() else None
         return ModelConfig.read(file.resolve().parent.name, file.name, config, quantization)
     except OSError as error:
-        raise ValueError(f"cannot read {file}: {error.strerror}") from None
+        reason = error.strerror
     except ValueError as error:
-        raise ValueError(f"cannot read {file}: {error}") from None
+        reason = str(error)
     except (TypeError, AttributeError, re.error) as error:
-        raise ValueError(f"cannot read {file}: a value of another kind than expected: {error}") from None
+        reason = f"a value of another kind than expected: {error}"
     except KeyError as error:
         reason = f"it has no {error.args[0]!r}, so it is no MoE model of DeepSeek's architecture"
-        raise ValueError(f"cannot read {file}: {reason}") from None
+    raise ValueError(f"cannot read {file}: {reason}")
 
 
 def _object(file: Path) -> dict[str, Any]:

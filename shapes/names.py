@@ -6,19 +6,15 @@ import difflib
 import re
 from collections.abc import Iterable
 
-SHORT = 130
-"""The most characters of names that one line lists."""
+SHORT = 130  # the most characters of names that one line lists
 
 OTHER_NAMES = {"bs": "batch", "b": "batch", "seqlen": "ctx", "seq": "ctx", "tokens": "m"}
 """A size's name in other projects -> its name here."""
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """At most three known names that are like a name or have it as one of their words, the nearest first. If
-    a known name differs only in capitals or in the signs between its words, it is the only one.
-
-    cutoff: the least likeness, by difflib, from 0 to 1
-    """
+    """At most three known names that are like a name (by difflib: `cutoff` or more of 1) or have it as a
+    word, the nearest first. One that differs only in capitals or in signs between words is the only one."""
     by_words = {_words(known_name): known_name for known_name in known}
     words = _words(name)
     if OTHER_NAMES.get(words) in by_words:
@@ -39,12 +35,8 @@ def _words(name: str) -> str:
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str = "") -> str:
     """One line on an unknown name: `unknown op 'mla'; did you mean mla_decode? ops: ...`.
-
-    what:  what the name should name: `op`
-    known: the known names. The line lists them if the list is short, or if there is nothing else to say
-    see:   the command that lists them
-    of:    what the known names belong to
-    """
+    It lists the known names if the list is short, or if there is nothing else to say. `see` is the command
+    that lists them, `of` what they belong to."""
     names = list(known)
     line = f"unknown {what} {name!r}"
     if of:

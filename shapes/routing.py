@@ -25,12 +25,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, islice, pairwise
 
 PATTERNS = ("balanced", "uniform", "zipf:S", "one")
-MOST_ZIPF = 2.0
-"""The largest S."""
+MOST_ZIPF = 2.0  # the largest S
 MISSES = 64
 """After so many draws in a row of experts that a token cannot pick, it draws among those that it can pick."""
-SAMPLE = 4096
-"""The number of tokens that are drawn to estimate the share of the tokens that reach a rank."""
+SAMPLE = 4096  # the number of tokens that are drawn to estimate the share of the tokens that reach a rank
 
 Picks = tuple[tuple[int, ...], ...]
 
@@ -39,8 +37,7 @@ Picks = tuple[tuple[int, ...], ...]
 class Routing:
     """The routing of one MoE layer on one rank, which holds the first experts / ep routed experts."""
 
-    tokens: int
-    """The rows of the rank's kernel; each has at least one pick on the rank."""
+    tokens: int  # the rows of the rank's kernel; each has at least one pick on the rank
     experts: int
     topk: int
     ep: int = 1
@@ -48,10 +45,8 @@ class Routing:
     """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
     groups: int = 8
-    """The number of groups of consecutive experts. If it does not divide the experts, routing is not
-    limited."""
-    group_topk: int = 4
-    """The most groups that the picks of a token lie in."""
+    """The number of groups of consecutive experts; one that does not divide the experts limits nothing."""
+    group_topk: int = 4  # the most groups that the picks of a token lie in
 
     def __post_init__(self) -> None:
         for name in ("tokens", "experts", "topk", "ep", "groups", "group_topk"):
@@ -136,8 +131,7 @@ class Routing:
         return max(routed) * self.local / sum(routed)
 
     def touched(self, turns: int) -> int:
-        """The number of the rank's experts, with the shared one, that the first `turns` turns of a seed hit
-        together."""
+        """The number of the rank's experts, with the shared one, that `turns` turns of a seed hit."""
         if turns < 1:
             return 0
         on_rank = [part for part in _base(self).slices if part.experts[0] < self.local]
@@ -173,18 +167,15 @@ class Routing:
 class _Slice:
     """The experts that lie on one rank and in one group."""
 
-    experts: tuple[int, ...]
-    """The experts that the base routing hits come first."""
-    hit: int
-    """The number of experts that the base routing hits."""
+    experts: tuple[int, ...]  # those that the base routing hits come first
+    hit: int  # the number of experts that the base routing hits
 
 
 @dataclass(frozen=True)
 class _Base:
     """The routing that all seeds start from."""
 
-    rows: Picks
-    """The picks of each row in the layer's numbering."""
+    rows: Picks  # the picks of each row in the layer's numbering
     slices: tuple[_Slice, ...]
 
 
@@ -261,8 +252,7 @@ def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
 
 
 def _interleaved(routing: Routing, width: int) -> list[int]:
-    """All experts: the first of each of `width` groups, then the second of each, and so on; then the same of
-    the next `width` groups."""
+    """All experts: of `width` groups the first of each, the second of each ...; then of the next groups."""
     size = routing._group_size
     order: list[int] = []
     for start in range(0, routing.experts, width * size):
@@ -273,9 +263,8 @@ def _interleaved(routing: Routing, width: int) -> list[int]:
 
 
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws the picks of one token after another by the weights of experts. Draws of experts that a token
-    cannot pick do not count: those that it has, and, once it has reached the group limit, those of other
-    groups."""
+    """Draws the picks of one token after another by the weights of experts. A token cannot pick an expert
+    that it has or, at the group limit, one of another group: such draws do not count."""
     chance = random.Random("picks")
     experts = range(routing.experts)
     size, limit = routing._group_size, routing._most_groups

@@ -26,12 +26,9 @@ POLICIES = ("prefill_first", "mixed", "disaggregated")
 class Workload:
     """A load and the scheduler that serves it."""
 
-    isl: int
-    """The most tokens of a prompt (see range_ratio)."""
-    osl: int
-    """The most tokens of an answer (see range_ratio)."""
-    concurrency: int
-    """Requests that are open at a time; num_prompts for an offline batch."""
+    isl: int  # the most tokens of a prompt (see range_ratio)
+    osl: int  # the most tokens of an answer (see range_ratio)
+    concurrency: int  # requests that are open at a time; num_prompts for an offline batch
     num_prompts: int
     policy: str = "prefill_first"
     """prefill_first: a step prefills waiting prompts if there are any, else it decodes (SGLang's default;
@@ -41,26 +38,23 @@ class Workload:
     """The most tokens of one step: of prompts with prefill_first (SGLang's --chunked-prefill-size), of all
     with mixed (vLLM's --max-num-batched-tokens)."""
     max_running: int | None = None
-    """The most requests in the engine at a time (vLLM's --max-num-seqs); None means no limit."""
+    """The most requests in the engine at a time (vLLM's --max-num-seqs); None: no limit."""
     range_ratio: float = 1.0
     """Lengths are uniform between range_ratio * length and length, as SGLang's bench_serving draws them for
     --random-range-ratio; 1 makes all equal."""
-    arrival_steps: float = 0.0
-    """The least number of steps between the sending of two requests."""
+    arrival_steps: float = 0.0  # the least number of steps between the sending of two requests
     whole_prompts: bool = False
     """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked
     prefill); else the last prompt of a step fills the budget."""
     steady: bool = False
-    """Whether the ramp, before all places are taken, and the drain, after the last request was admitted, are
-    left out."""
+    """Whether steps before all places are taken, and after the last request was admitted, are left out."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("isl", "osl", "concurrency", "num_prompts", "token_budget"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} of a workload must be at least 1")
-        if self.max_running is not None and self.max_running < 1:
-            raise ValueError(f"max_running={self.max_running} of a workload must be at least 1")
+        for name in ("isl", "osl", "concurrency", "num_prompts", "token_budget", "max_running"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} of a workload must be at least 1")
         if self.arrival_steps < 0:
             raise ValueError(f"arrival_steps={self.arrival_steps} of a workload must not be negative")
         if self.policy not in POLICIES:
@@ -79,10 +73,9 @@ class Workload:
 
     def on_rank(self, dp: int) -> Workload:
         """The share of one of `dp` data-parallel ranks, each of which has its own scheduler."""
-        return replace(
-            self, concurrency=-(-self.concurrency // dp), num_prompts=-(-self.num_prompts // dp),
-            arrival_steps=self.arrival_steps * dp,
-        )  # fmt: skip
+        open_requests, prompts = math.ceil(self.concurrency / dp), math.ceil(self.num_prompts / dp)
+        arrival_steps = self.arrival_steps * dp
+        return replace(self, concurrency=open_requests, num_prompts=prompts, arrival_steps=arrival_steps)
 
     def requests(self) -> list[tuple[int, int]]:
         """(tokens in, tokens out) of each request; equal workloads give equal requests."""
@@ -99,8 +92,7 @@ class Phase(NamedTuple):
 
     steps: int
     lengths: tuple[int, ...]
-    """Cached tokens of each decoding request in the first step; each grows by one a step. It is empty if the
-    steps only prefill."""
+    """Cached tokens of each decoding request, if any, in the first step; they grow by one a step."""
     prefill: int
     chunks: tuple[tuple[int, int], ...] = ()
     """The prompt chunks of the first step, (new, prefix). If there is more than one step, there is only one
@@ -109,8 +101,7 @@ class Phase(NamedTuple):
 
 @dataclass
 class _Prompt:
-    left: int
-    """The prompt tokens that are not prefilled yet."""
+    left: int  # the prompt tokens that are not prefilled yet
     isl: int
     osl: int
 
@@ -119,8 +110,7 @@ class _Answer(NamedTuple):
     """A decoding request. When the engine has made `count` decode steps, it reads offset + count tokens."""
 
     offset: int
-    end: int
-    """The number of decode steps of the engine after which it is complete."""
+    end: int  # the number of decode steps of the engine after which it is complete
 
 
 class _Chunk(NamedTuple):
@@ -128,8 +118,7 @@ class _Chunk(NamedTuple):
 
     prompt: _Prompt
     tokens: int
-    prefix: int
-    """The tokens of the prompt that were prefilled before."""
+    prefix: int  # the tokens of the prompt that were prefilled before
 
 
 def simulate(workload: Workload) -> Iterator[Phase]:
@@ -140,11 +129,6 @@ def simulate(workload: Workload) -> Iterator[Phase]:
     clock = 0  # steps so far
     count = 0  # decode steps so far
     ramped = False
-
-    def start(isl: int, osl: int) -> None:
-        if osl > 1:
-            answers.append(_Answer(isl + 1 - count, count + osl - 1))
-
     while queue or prompts or answers:
         open_requests = len(prompts) + len(answers)
         has_room = bool(queue) and open_requests < workload.places
@@ -152,7 +136,7 @@ def simulate(workload: Workload) -> Iterator[Phase]:
         if has_room and arrival <= clock:
             isl, osl = queue.popleft()
             if workload.policy == "disaggregated":
-                start(isl, osl)
+                answers += _begun(isl, osl, count)
             else:
                 prompts.append(_Prompt(isl, isl, osl))
             continue
@@ -186,12 +170,16 @@ def simulate(workload: Workload) -> Iterator[Phase]:
             answers = [answer for answer in answers if answer.end > count]
         for chunk in taken:
             if not chunk.prompt.left:
-                start(chunk.prompt.isl, chunk.prompt.osl)
+                answers += _begun(chunk.prompt.isl, chunk.prompt.osl, count)
+
+
+def _begun(isl: int, osl: int, count: int) -> list[_Answer]:
+    """The answer that decodes after `count` decode steps; none where the prefill makes its only token."""
+    return [_Answer(isl + 1 - count, count + osl - 1)] if osl > 1 else []
 
 
 def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[_Chunk]:
-    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue. whole: see
-    Workload.whole_prompts"""
+    """Takes prompt tokens in order until the budget is spent. Finished prompts leave the queue."""
     taken: list[_Chunk] = []
     while prompts and budget:
         prompt = prompts[0]

@@ -12,7 +12,7 @@ import json
 import math
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +27,7 @@ from shapes.names import unknown
 from shapes.workloads import documented
 
 CASE_S = 20.0
-"""Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
-interval."""
+"""Seconds of measuring for a case. With less, R1's sizes get too few rounds on a CPU for an interval."""
 
 DEPLOYED = {
     "r1-tp8": (R1, Parallel(tp=8)),
@@ -37,7 +36,9 @@ DEPLOYED = {
     "k2-tp8": ("kimi-k2", Parallel(tp=8)),
     "v32-tp8": ("deepseek-v3.2", Parallel(tp=8)),
 }
-"""Name of a suite -> its model, and how the model is split over ranks."""
+"""Name of a suite, which ends with a degree -> its model, and how the model is split over ranks."""
+COMPOSED = re.compile(r"(?P<base>(?P<model>.+?)(?P<degrees>(-(tp|dp|ep)\d+)+))(-mtp(?P<drafts>\w*))?")
+"""A name that `suite` takes though no suite has it."""
 PRODUCTION = (
     "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
     "concurrency 128 (dstack, H200) to 1024"
@@ -54,8 +55,7 @@ OPS: dict[str, ModuleType] = {
 
 
 def add(op: str, cases: ModuleType) -> None:
-    """Adds the module of an op of a plug-in. It may have any of the five functions that shapes.cases
-    names."""
+    """Adds the module of a plug-in's op, with any of the five functions that shapes.cases names."""
     OPS[op] = cases
     suites.cache_clear()
 
@@ -65,19 +65,13 @@ class Suite:
     """The cases are those of a file, or a function of the modules of shapes.cases makes them."""
 
     name: str
-    description: str
-    """One line: what it holds, and the source."""
-    function: str = ""
-    """The name of the function, `sweep`; empty for a file."""
+    description: str  # one line: what it holds, and the source
+    function: str = ""  # the name of the function, `sweep`; empty for a file
     model: str = ""
-    """The name of the model that the function gets as its first argument; empty where it takes no
-    argument."""
-    arguments: tuple[object, ...] = ()
-    """The other arguments of the function."""
-    of_file: tuple[Case, ...] = ()
-    """The cases of the file."""
-    per_case_s: float = CASE_S
-    """The least seconds of measuring for each case."""
+    """The name of the model that the function takes first; empty for a function without arguments."""
+    arguments: tuple[object, ...] = ()  # the other arguments of the function
+    of_file: tuple[Case, ...] = ()  # the cases of the file
+    per_case_s: float = CASE_S  # the least seconds of measuring for each case
 
     def cases(self, op: str) -> list[Case]:
         """The cases of an op, whose weights sum to 1; empty if it has none."""
@@ -97,7 +91,8 @@ class Suite:
     def why_no_cases(self, op: str) -> str:
         """One line for an op without cases: it says so, and why if the model is the reason."""
         why = named_model(self.model).unheld.get(op) if self.model else None
-        return f"suite {self.name!r} has no cases for {op}{f': {why}' if why else ''}"
+        line = f"suite {self.name!r} has no cases for {op}"
+        return f"{line}: {why}" if why else line
 
 
 @functools.cache
@@ -106,7 +101,8 @@ def suites() -> dict[str, Suite]:
     text = "seconds on any machine: small and ragged, with every kind of remainder"
     found = [Suite("smoke", text, "smoke", per_case_s=3.0)]
     for name, (model, parallel) in DEPLOYED.items():
-        found += [_deployed(name, model, parallel, drafts) for drafts in (DRAFTS if model == R1 else (0,))]
+        counts = DRAFTS if model == R1 else (0,)
+        found += [_deployed(name, model, parallel, drafts) for drafts in counts]
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
         found.append(Suite(name, text, "served", R1, (run,)))
@@ -132,21 +128,20 @@ def suite(name: str) -> Suite:
         return Suite(name, f"cases in {name}", of_file=tuple(cases_file(name).cases))
     if name in suites():
         return suites()[name]
-    match = re.fullmatch(r"(?P<base>.+?)(?:-mtp(?P<drafts>\w*))?", name)
-    base, drafts = (match["base"], match["drafts"]) if match else (name, None)
-    degrees = re.fullmatch(r"(?P<model>.+?)(?P<degrees>(?:-(?:tp|dp|ep)\d+)+)", base)
-    if base not in DEPLOYED and not degrees:
+    match = COMPOSED.fullmatch(name)
+    if not match:
         raise ValueError(unknown("suite", name, suites(), "list suites"))
+    base, drafts = match["base"], match["drafts"]
     if drafts is not None and drafts not in map(str, range(1, MOST_QUERIES)):
         raise ValueError(f"suite {name!r}: {base}-mtpN takes 1 to {MOST_QUERIES - 1} drafts")
-    if base in DEPLOYED or degrees is None:
+    if base in DEPLOYED:
         return _deployed(base, *DEPLOYED[base], int(drafts or 0))
-    named_model(degrees["model"])  # raises ValueError for an unknown model
-    pairs = re.findall(r"(tp|dp|ep)(\d+)", degrees["degrees"])
-    if len(dict(pairs)) < len(pairs):
+    named_model(match["model"])  # raises ValueError for an unknown model
+    degrees = re.findall(r"(tp|dp|ep)(\d+)", match["degrees"])
+    if len(dict(degrees)) < len(degrees):
         raise ValueError(f"suite {name!r} has a degree twice")
-    parallel = Parallel(**{degree: int(number) for degree, number in pairs})
-    return _deployed(base, degrees["model"], parallel, int(drafts or 0))
+    parallel = Parallel(**{degree: int(number) for degree, number in degrees})
+    return _deployed(base, match["model"], parallel, int(drafts or 0))
 
 
 LOAD = ("isl", "osl", "concurrency", "range_ratio")
@@ -159,8 +154,7 @@ class CasesFile:
     cases: list[Case]
     load: dict[str, float]
     """The LOAD of the traffic that the cases were made from; empty where it is not known."""
-    deployment: str
-    """As Deployment.text has it; empty where it is not known."""
+    deployment: str  # as Deployment.text has it; empty where it is not known
 
     @property
     def drafts(self) -> set[int]:
@@ -178,7 +172,8 @@ def cases_file(path: str) -> CasesFile:
     Only cases with op and sizes are needed. Raises ValueError."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-        made = [_case_of(row, path) for row in document["cases"]]
+        rows = document["cases"]
+        cases = [case for row in rows for case in _cases_of(row, path)]
         load = {name: float(document["load"][name]) for name in LOAD} if document.get("load") else {}
         deployment = " ".join(str(document.get("deployment") or "").split())
     except OSError as error:
@@ -186,12 +181,11 @@ def cases_file(path: str) -> CasesFile:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ValueError(f"cannot read cases in {path}: {why}; `shapes from` writes such files") from None
-    cases = [case for case in made if case]
     for case in cases:
         if case.op not in OPS:
             raise ValueError(f"cannot read cases in {path}: no op {case.op!r}")
     numbers = [*(case.weight for case in cases), *load.values()]
-    if not cases or None in made or not all(0 < number < math.inf for number in numbers):
+    if not cases or len(cases) > len(rows) or not all(0 < number < math.inf for number in numbers):
         raise ValueError(
             f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
             "load are above 0"
@@ -201,15 +195,12 @@ def cases_file(path: str) -> CasesFile:
     return CasesFile(cases, load, deployment)
 
 
-def _case_of(row: Mapping[str, Any], path: str) -> Case | None:
-    """The case of a row of a file of cases; None if its sizes are those of several cases."""
-    combinations = parse(row["sizes"])
-    if len(combinations) > 1:
-        return None
-    (texts,) = combinations
-    sizes = {name: int(text) if text.isdecimal() else text for name, text in texts.items()}
-    place = str(row.get("place") or path)
-    return Case(str(row["op"]), sizes, place=place, weight=float(row.get("weight", 1.0)))
+def _cases_of(row: Mapping[str, Any], path: str) -> Iterator[Case]:
+    """The cases of a row of a file of cases: one for each combination of its sizes."""
+    place, weight = str(row.get("place") or path), float(row.get("weight", 1.0))
+    for texts in parse(row["sizes"]):
+        sizes = {name: int(text) if text.isdecimal() else text for name, text in texts.items()}
+        yield Case(str(row["op"]), sizes, place=place, weight=weight)
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

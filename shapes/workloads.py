@@ -17,10 +17,8 @@ class Documented:
 
     workload: Workload
     parallel: Parallel
-    source: str
-    """What ran, and which document says so."""
-    kv: str = "bf16"
-    """The dtype of the KV cache."""
+    source: str  # what ran, and which document says so
+    kv: str = "bf16"  # the dtype of the KV cache
 
     @property
     def on_rank(self) -> Workload:

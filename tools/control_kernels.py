@@ -12,8 +12,7 @@ from kernels.block_scale_gemm.providers.torch_eager import bf16
 from kernels.op import Prepared, Unsupported
 
 CYCLES: dict[Any, int] = {}
-"""(share, sizes, boundary) -> cycles of the sleep. Measuring them takes half a second; it is done once for
-all blocks of a run."""
+"""(share, sizes, boundary) -> cycles of the sleep. They are measured once, as that takes half a second."""
 
 
 class Again(bf16):
@@ -49,8 +48,7 @@ class Handicapped(bf16):
 
 
 def sleep_cycles(call: Callable[[], object], share: float) -> int:
-    """The cycles of a sleep that lasts the given share of a call. Raises Unsupported if that time is too
-    short."""
+    """The cycles of a sleep of that share of a call. Raises Unsupported if that time is too short."""
 
     def seconds(work: Callable[[], object]) -> float:
         """Of one of 20 calls, the least of 5 times."""

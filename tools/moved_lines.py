@@ -31,8 +31,7 @@ parsed = functools.cache(ast.parse)
 class Recorded:
     """A line of an engine's source, as an entry of kernels/engines records it."""
 
-    toml_line: int
-    """The line of the entry that has the number."""
+    toml_line: int  # the line of the entry that has the number
     file: str
     line: int
     function: str
@@ -47,8 +46,7 @@ def entries(text: str) -> Iterator[Recorded]:
 
 
 def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
-    """The number of the line at which a function begins, and its lines. A function that is gone has no lines.
-    Raises SyntaxError."""
+    """The number of a function's first line, and its lines, none if it is gone. Raises SyntaxError."""
     lines = text.splitlines()
     node: ast.AST = parsed(text)
     for name in function.split("."):
@@ -70,10 +68,8 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
-    """What became of a recorded line: `moved to line 12`; empty if it is in its place. Raises TableError.
-
-    old: the release in which it was read; None if it is not given
-    """
+    """What became of a line that was recorded in the old release, if that is given: `moved to line 12`; empty
+    if it is in its place. Raises TableError."""
     text = new.text(recorded.file) if new.has(recorded.file) else ""
     try:
         new_first, new_lines = part_of(text, recorded.function)

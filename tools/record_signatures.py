@@ -32,11 +32,9 @@ GITHUB = "https://github.com/"
 class Source:
     """Where a release is: a distribution on pypi, or a repository on github."""
 
-    origin: str
-    """`pypi` or `github`"""
+    origin: str  # `pypi` or `github`
     name: str
-    at: str
-    """A version on pypi, a tag or a commit on github."""
+    at: str  # a version on pypi, a tag or a commit on github
 
     @staticmethod
     def parse(text: str) -> Source:
@@ -80,8 +78,7 @@ def used_places(library: str) -> list[str]:
 
 
 def signatures(library: str, path: Path) -> dict[str, str | None]:
-    """Place -> its signature; None if the release has no such place, `""` if its sources have no
-    signature."""
+    """Place -> its signature; None if the release lacks the place, `""` if its sources have no signature."""
     source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")

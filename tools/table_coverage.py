@@ -43,10 +43,8 @@ class Deployed(NamedTuple):
     """What an engine runs on a device in a deployment."""
 
     device: str
-    engine: str
-    """A name of ENGINES."""
-    deployment: str
-    """A name of DEPLOYMENTS."""
+    engine: str  # a name of ENGINES
+    deployment: str  # a name of DEPLOYMENTS
     view: EngineView
 
 
@@ -98,22 +96,14 @@ def document(rows: Sequence[Mapping[str, Any]], versions: str) -> str:
         " on B200 and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM choose at run time. "
         "[coverage.csv](coverage.csv) has the tables and shares. `tools/table_coverage.py` writes both."
     )
-    text = [
-        "# Which shapes of DeepSeek-R1 are tuned",
-        "",
-        textwrap.fill(about, 120, break_on_hyphens=False),
-        "",
-    ]
+    title = "# Which shapes of DeepSeek-R1 are tuned"
+    text = [title, "", textwrap.fill(about, 120, break_on_hyphens=False), ""]
+    row_of = {(row["device"], row["engine"], row["deployment"], row["op"]): row for row in rows}
     for op, title in TITLES.items():
         text += [f"## {title}", "", f"| | {' | '.join(DEPLOYMENTS)} |", f"|{'---|' * (len(DEPLOYMENTS) + 1)}"]
         for device, engine in itertools.product(DEVICES, ENGINES):
-            by_deployment = {
-                row["deployment"]: row
-                for row in rows
-                if (row["device"], row["engine"], row["op"]) == (device, engine, op)
-            }
-            if by_deployment:
-                cells = [_cell(by_deployment.get(deployment)) for deployment in DEPLOYMENTS]
+            cells = [_cell(row_of.get((device, engine, deployment, op))) for deployment in DEPLOYMENTS]
+            if any(cell != "-" for cell in cells):
                 text.append(f"| {device}, {engine} | {' | '.join(cells)} |")
         text.append("")
     return "\n".join(text)

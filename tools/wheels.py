@@ -19,15 +19,13 @@ from pathlib import Path
 
 from set_up import WHEELS, SetUpError, name_of, need_pip, pip, read_pins, read_project, say
 
-IMAGE = ("numpy", "pandas", "scipy")
-"""Packages of 60 MB, which images with torch have."""
+IMAGE = ("numpy", "pandas", "scipy")  # packages of 60 MB, which images with torch have
 TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 """Tags of wheels that a Linux of 2018 or later takes."""
 
 
 def applying(requirements: list[str], python: str, machine: str) -> list[str]:
-    """The requirements that apply on the node, without their markers: pip would apply these to the Python
-    that it runs in."""
+    """The requirements that apply on the node, without markers, which pip would apply to its own Python."""
     from pip._vendor.packaging.requirements import Requirement
 
     node = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}
@@ -40,11 +38,8 @@ def applying(requirements: list[str], python: str, machine: str) -> list[str]:
 
 
 def make(folder: Path, python: str, machine: str, everything: bool) -> None:
-    """Makes the folder, or makes it anew. Raises SetUpError if pip cannot fetch the wheels, or the folder was
-    not made by this command.
-
-    python, machine: those of the node; everything: whether the packages of IMAGE and of `report` are fetched
-    """
+    """Makes the folder anew for the node's Python and machine; if `everything`, with what IMAGE and `report`
+    need. Raises SetUpError if pip cannot fetch the wheels, or the folder was not made by this command."""
     if not re.fullmatch(r"3\.1\d", python):
         raise SetUpError(f"FOR={python}: name the node's Python, 3.10 or later, such as FOR=3.12")
     if folder.exists() and not (folder / WHEELS).exists():

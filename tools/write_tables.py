@@ -30,15 +30,12 @@ STATUS = {"checked": "interpreted", "ok": "measured"}
 
 
 Evidence = dict[str, dict[str, int]]
-"""Architecture -> kind of evidence, one of KINDS -> number of cases or configurations (see
-harness/catalogue/architectures.py)."""
+"""Architecture -> kind of evidence, one of KINDS -> number of cases or configurations."""
 
 
 def evidence() -> dict[str, Evidence]:
     """The evidence of each of the suite's own kernels."""
-    op_of = {
-        implementation.name: implementation.op for op in kernels.OPS for implementation in implementations(op)
-    }
+    op_of = {kernel.name: kernel.op for op in kernels.OPS for kernel in implementations(op)}
     known: dict[str, Evidence] = {name: {} for name in op_of}
     frame = results.load(ROOT / "results" / "*" / "*")
     for (name, kind, arch, status), rows in frame.groupby(["impl", "platform", "arch", "status"]):
@@ -59,9 +56,8 @@ def evidence() -> dict[str, Evidence]:
 
 def _in_order(found: Evidence) -> Evidence:
     """The evidence with architectures by name, and with kinds in the order of KINDS."""
-    return {
-        arch: {kind: found[arch][kind] for kind in KINDS if kind in found[arch]} for arch in sorted(found)
-    }
+    archs = sorted(found)
+    return {arch: {kind: found[arch][kind] for kind in KINDS if kind in found[arch]} for arch in archs}
 
 
 def read() -> dict[str, Any]:

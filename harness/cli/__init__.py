@@ -24,14 +24,9 @@ EXAMPLES = Path(__file__).parent / "examples.txt"
 
 class LazyGroup(click.Group):
     """A group that imports the module of a command when the command is called. The group's own `--help`
-    imports the modules of all its commands, so each command imports what it needs in its body.
+    imports all `modules` (name -> `module:attribute`), so a command imports what it needs in its body."""
 
-    modules: name of a command -> `module:attribute`
-    """
-
-    def __init__(
-        self, *args: Any, modules: Mapping[str, str], **kwargs: Any
-    ) -> None:  # the parameters of click.Group
+    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.modules = modules
 
@@ -64,9 +59,8 @@ MODULES = {
     **{name: f"{__name__}.{name}:{name}" for name in ALONE},
     **{name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")},
     **{name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")},
-    **{
-        name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")
-    },  # Python has such functions
+    "compile": f"{__name__}.compile:compile_command",
+    "list": f"{__name__}.list:list_command",
 }
 """The `modules` of the top group. A command of ALONE has a module of its own."""
 

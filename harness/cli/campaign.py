@@ -54,6 +54,8 @@ def campaign(request: CampaignRequest) -> None:
     from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan
     from harness.cli.run_display import print_note
+    from harness.cluster.agent import ThisMachine
+    from harness.cluster.ray_cluster import RayPool
     from harness.machine.device import choose_device
     from harness.run.device import device_type, machine_name
 
@@ -78,14 +80,7 @@ def campaign(request: CampaignRequest) -> None:
     display = CampaignTables(request.quiet, budget_s)
     what_next = f"finished cases are recorded; the rest:\n  {command('campaign', '--resume', folder)}"
     with options.interruptible(what_next), display:
-        if cluster:
-            from harness.cluster.ray_cluster import RayPool
-
-            pool: Pool = RayPool(cluster, request.device)
-        else:
-            from harness.cluster.agent import ThisMachine
-
-            pool = ThisMachine(type, here.device)
+        pool: Pool = RayPool(cluster, request.device) if cluster else ThisMachine(type, here.device)
         sys.exit(run_campaign(pool, request, folder, began, read, display, partial(conclude, display)))
 
 

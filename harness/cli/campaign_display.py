@@ -1,5 +1,4 @@
-"""What a campaign prints: its plan, or the file that starts it on a cluster; a line for each case; and the
-results in the end."""
+"""What a campaign prints: its plan or the file that starts it on a cluster; its cases; its results."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ NAMES = {"node": "node.sh", "slurm": "slurm.sbatch", "kuberay": "kuberay.yaml", 
 IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"}
 """The line of dstack's file that says what it starts: its own image, or one that brings ROCm's torch."""
 NODE_GPUS = 8
-SPARE_MINUTES = 15
-"""What a scheduler allows beyond the budget of a campaign, for set-up and packing."""
+SPARE_MINUTES = 15  # what a scheduler allows beyond the budget of a campaign, for set-up and packing
 
 
 class CampaignTables(TerminalDisplay):
@@ -175,27 +173,30 @@ def _platform(type: str) -> Platform:
 
 
 def cluster_file(plan: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
-    """The text of the file that starts a campaign on GPUs of one type. Raises UsageError.
-
-    plan:   the kind of file, one of NAMES
-    counts: type -> number of its devices; 8 H200 if it is empty
-    file:   the campaign's own; None for the default of the platform
-    """
+    """The text of the file of NAMES that starts a campaign on GPUs of one type, by default 8 H200. `file` has
+    the campaign's own steps; None: the platform's default ones. Raises UsageError."""
     if len(counts) > 1:
         raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
-    ((type, count),) = (counts or {"H200": 8}).items()
+    [(type, count)] = counts.items() if counts else [("H200", 8)]
     platform = _platform(type)
     if platform.kind == "cpu":
         raise UsageError("--plan prints files for GPUs: give one --devices TYPE=N of a type of GPUs")
     nodes, minutes = math.ceil(count / NODE_GPUS), math.ceil(budget_s / 60)
     values = {
-        "type": type, "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
-        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind], "image": IMAGES[platform.kind],
-        "count": str(count), "nodes": str(nodes), "s": "s" if nodes > 1 else "",
-        "per_node": str(math.ceil(count / nodes)), "minutes": str(minutes),
-        "limit": str(minutes + SPARE_MINUTES), "checkout": shlex.quote(str(ROOT)), "root": str(ROOT),
+        "type": type,
+        "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
+        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind],
+        "image": IMAGES[platform.kind],
+        "count": count,
+        "nodes": nodes,
+        "s": "s" if nodes > 1 else "",
+        "per_node": math.ceil(count / nodes),
+        "minutes": minutes,
+        "limit": minutes + SPARE_MINUTES,
+        "root": ROOT,
+        "checkout": shlex.quote(str(ROOT)),
         "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
-    }  # fmt: skip
+    }
     return string.Template((FILES / NAMES[plan]).read_text("utf-8")).safe_substitute(values)
 
 

@@ -56,12 +56,8 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
 
 
 def compile_on(address: str) -> CompileEach:
-    """Returns a function that compiles launches on the CPUs of a cluster. The function raises UsageError
-    where a node has another Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there
-    is no cluster.
-
-    address: as for `harness.cluster.ray_cluster.join`
-    """
+    """Returns a function that compiles launches on the CPUs of a cluster, and raises UsageError where a node
+    has another Triton, or where no node gives a CPU. Raises NothingRan or UsageError without a cluster."""
     from harness.cluster.ray_cluster import join, require_head
     from harness.compile.compiler import Resources
     from kernels.platform import version
@@ -91,8 +87,7 @@ def compile_on(address: str) -> CompileEach:
 
 
 def compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
-    """Compiles a launch on a node. Returns one line instead where the node has another Triton than the
-    driver's, `triton`."""
+    """Compiles a launch on a node; returns one line where the node's Triton is not the driver's, `triton`."""
     from harness.compile.compiler import compile_launch
     from kernels.platform import version
 

@@ -20,10 +20,6 @@ def _loads(texts: tuple[str, ...]) -> list[Workload]:
     return [load for load in map(parse_load, texts) if load]
 
 
-OF_DEPLOYMENT = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
-"""The options that say what the engine serves. Where the user leaves one out, the runs say it."""
-
-
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--engine", type=OneOf(["sglang", "vllm"]), required=True, metavar="sglang|vllm",
@@ -43,8 +39,8 @@ OF_DEPLOYMENT = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
 @json_option("Write the decision as JSON there; - is stdout.")
 @click.pass_context
 def decide(
-    ctx: click.Context, runs: tuple[str, ...], margin: float, loads: list[Workload], page: str | None,
-    json_to: str | None, **served: Any,  # click passes untyped values
+    ctx: click.Context, runs: tuple[str, ...], engine: str, loads: list[Workload], given: dict[str, str],
+    margin: float, page: str | None, json_to: str | None, **deployed: Any,  # of --cases and `deployment`
 ) -> None:  # fmt: skip
     """Decide how to launch an engine, from recorded RUNS. They are those of `run` and `toggle` on one
     machine. Each choice that the engine offers swaps rows in some of the model's calls; it is compared with
@@ -58,19 +54,15 @@ def decide(
     from harness.files import require_writable
 
     require_writable(json_to, None)
-    if page:
-        require_writable(page, None)
+    require_writable(page, None)
     if math.isnan(margin):
         raise UsageError("--margin takes per cent, not nan")
-    if served["cases"] and loads:
+    if deployed["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
-    by_user = {
-        name: served[name]
-        for name in OF_DEPLOYMENT
-        if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
-    }
-    measured = read_measured(runs)
-    decision, worth = decided(served["engine"], measured, by_user, served["given"], margin / 100, loads)
+    # Where the user leaves an option of the deployment out, the runs say it.
+    default = ParameterSource.DEFAULT
+    by_user = {name: value for name, value in deployed.items() if ctx.get_parameter_source(name) != default}
+    decision, worth = decided(engine, read_measured(runs), by_user, given, margin / 100, loads)
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page

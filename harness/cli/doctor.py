@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -26,8 +28,6 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
         sys.exit(show_bindings(paths, json_to))
     if paths:
         raise click.UsageError("PATH goes with --bind")
-    import contextlib
-
     from harness.doctor.examine import examine
     from harness.machine.device import choose_device
     from harness.machine.monitor import monitor_for
@@ -48,16 +48,14 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
         blocked = monitor.blocked()
         if blocked:
             complaints.append(blocked)
-        complaints += monitor.before()
-        facts = examine(platform, monitor.readable(), complaints, quick, monitor)
+        complaints += monitor.complaints()
+        facts = examine(platform, monitor.current_values(), complaints, quick, monitor)
     answer(json_to, facts, lambda: doctor_text(facts))
 
 
 def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     """Prints which rows fit the libraries at the paths, or the installed ones where there are no paths.
     Returns the exit code, FAILED where a row's calls do not fit."""
-    from dataclasses import asdict
-
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
     from harness.report.doctor_text import binding_table
 

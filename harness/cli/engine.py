@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import Command, OneOf, cases_file, json_option, parsed_by, several, write_json
+from harness.cli import options
 from harness.errors import UsageError
-from harness.files import replace, require_writable, require_writable_folder, write
+from harness.files import replace as replace_file
+from harness.files import require_writable, require_writable_folder, write
 from shapes.case import MOST_QUERIES
 
 if TYPE_CHECKING:
-    from harness.engine import EngineView
+    from harness.engine import EngineRequest, EngineView
     from shapes.models import ModelConfig
     from shapes.scheduler import Workload
 
@@ -32,8 +34,7 @@ OWN_OPTIONS = {
 """A flag of SGLang or vLLM that says how a model is served -> the option of this command."""
 
 REQUIRED = ("isl", "osl", "concurrency")
-WORKLOAD = (*REQUIRED, "prompts", "chunk")
-"""What --workload takes."""
+WORKLOAD = (*REQUIRED, "prompts", "chunk")  # what --workload takes
 
 
 def _model(name: str) -> ModelConfig:
@@ -101,8 +102,8 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-deployment = several(
-    click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
+deployment = options.several(
+    click.option("--model", default="deepseek-r1", callback=options.parsed_by(_model), show_default=True,
                  metavar="NAME|DIR",
                  help="Serve a model of `list models`, or of a config.json or a folder with one."),
     click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
@@ -110,25 +111,26 @@ deployment = several(
     click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,
                  help="Let N ranks share the experts: all or one."),
     click.option("--dp-attention", is_flag=True, help="Give each rank requests of its own."),
-    click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
+    click.option("--kv", type=options.OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
                  help="Keep the KV cache in this dtype."),
     click.option("--drafts", type=click.IntRange(0, MOST_QUERIES - 1), metavar="N",
                  help="Let a decode step verify N draft tokens of each request."),
 )  # fmt: skip
 
 
-@click.command(cls=Command)
-@click.argument("engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm")
-@click.option("--arch", metavar="NAME", callback=parsed_by(_arch),
+@click.command(cls=options.Command)
+@click.argument("engine", type=options.OneOf(["sglang", "vllm"]), metavar="sglang|vllm")
+@click.option("--arch", metavar="NAME", callback=options.parsed_by(_arch),
               help="Ask about this GPU: MI300X, H200, gfx942 ...  [default: this machine's]")  # fmt: skip
 @deployment
-@click.option("--workload", callback=parsed_by(parse_load), metavar="isl=N,osl=N,concurrency=N",
+@click.option("--workload", callback=options.parsed_by(parse_load), metavar="isl=N,osl=N,concurrency=N",
               help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
               "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
-@cases_file
-@click.option("--with", "given", multiple=True, callback=parsed_by(parse_settings), metavar="NAME=VALUE",
-              help="Set this variable or flag for the engine.")  # fmt: skip
-@click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), metavar="OP", help="Take only this op.")
+@options.cases_file
+@click.option("--with", "given", multiple=True, callback=options.parsed_by(parse_settings),
+              metavar="NAME=VALUE", help="Set this variable or flag for the engine.")  # fmt: skip
+@click.option("--op", "ops", multiple=True, callback=options.parsed_by(_ops), metavar="OP",
+              help="Take only this op.")  # fmt: skip
 @click.option("--aiter", type=_path, metavar="PATH",
               help="Read AITER in a checkout, wheel, site-packages or image, or `recorded`.")  # fmt: skip
 @click.option("--vllm", type=_path, metavar="PATH", help="Read vLLM there, in the same way.")
@@ -143,44 +145,42 @@ deployment = several(
               help="Write the misses there as the library's own tuner reads them.")  # fmt: skip
 @click.option("--page", metavar="FILE", help="Write a page there: a map of shapes by tokens.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
-@json_option("Write JSON there.")
+@options.json_option("Write JSON there.")
+@options.gathered("harness.engine:EngineRequest")
 def engine(
-    aiter: Path | None, vllm: Path | None, sglang: Path | None, triton: str, diff: tuple[Path, Path] | None,
-    entries: bool, folder: Path | None, page: str | None, csv_to: str | None, json_to: str | None,
-    drafts: int | None, **served: Any,  # click passes untyped values
+    request: EngineRequest, diff: tuple[Path, Path] | None, entries: bool, folder: Path | None,
+    page: str | None, csv_to: str | None, json_to: str | None, **libraries: Path | None,
 ) -> None:  # fmt: skip
     """Show what an engine runs for each shape, and why. For each shape of a deployment: the implementation
     and the line of source that decides it, the tuned table that it looks into, the entry that it finds or
     what runs instead, and known defects. The largest shares of the time come first. Only files are read; no
     GPU is needed."""
-    from harness.engine import EngineRequest, changes, engine_view
+    from harness.engine import changes, engine_view
     from harness.report.engine_table import changes_text, engine_csv, engine_text
     from harness.report.terminal import show
 
     require_writable(json_to, csv_to)
-    if page:
-        require_writable(page, None)
+    require_writable(page, None)
     if folder:
         require_writable_folder(folder)
     if diff and (entries or folder or page or csv_to):
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
-    if served["cases"] and (served["workload"] or drafts):
+    if request.cases and (request.workload or request.drafts):
         raise UsageError("--cases has the shapes itself: leave --workload and --drafts")
-    if triton and not triton[0].isdecimal():
-        raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
-    paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
-    paths_by_user = {name: path for name, path in paths.items() if path}
-    request = EngineRequest(paths=paths_by_user, triton=triton, drafts=drafts or 0, **served)
+    if request.triton and not request.triton[0].isdecimal():
+        raise UsageError(f"--triton takes a version like 3.6.0, not {request.triton!r}")
+    paths = {name: path for name, path in libraries.items() if path}
+    request = replace(request, paths=paths, drafts=request.drafts or 0)  # --drafts is None by default
     if diff:
         changed = changes(request, *diff)
         if json_to:
-            write_json(json_to, changed.facts())
+            options.write_json(json_to, changed.facts())
         if json_to != "-":
             print(changes_text(changed))
         return
     view = engine_view(request)
     if json_to:
-        write_json(json_to, view.facts())
+        options.write_json(json_to, view.facts())
     if csv_to:
         write(csv_to, engine_csv(view))
     if page:
@@ -206,7 +206,7 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
         if (folder / name).exists() and (folder / name).read_bytes() != text.encode():
             raise UsageError(f"{folder / name} is there and has other shapes; give --write another folder")
     for name, text in texts.items():
-        replace(folder / name, text)
+        replace_file(folder / name, text)
         click.echo(f"written: {folder / name}", err=True)
     misses = [shape for shape in view.shapes if shape.state == "fallback"]
     by_hand = sum(shape.row == "aiter.triton" for shape in misses)

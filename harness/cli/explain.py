@@ -10,8 +10,7 @@ import click
 from harness.cli.options import Command, answer, json_option, parsed_by
 from harness.errors import UsageError
 
-MANY_VALUES = ("--before", "--after", "--trace", "--log")
-"""Options that take all words up to the next option."""
+MANY_VALUES = ("--before", "--after", "--trace", "--log")  # options that take all words up to the next option
 
 
 class ExplainCommand(Command):
@@ -69,6 +68,7 @@ def explain(
     Exit codes: 0 explained, or nothing vanished; 1 more than half of the difference is not explained, or the
     observation is too noisy; 2 usage; 3 nothing to compare.
     """
+    from harness.cli.serving.predict import parse_change
     from harness.explain.account import account, facts
     from harness.explain.alone import timed_alone
     from harness.explain.inputs import modelled, steps_in
@@ -76,7 +76,6 @@ def explain(
     from harness.explain.sides import read_sides
     from harness.explain.text import shown
     from harness.files import require_writable
-    from harness.serving.link.predictions import parse_change
 
     require_writable(json_to, None)
     if record and (before or after):

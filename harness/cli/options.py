@@ -81,8 +81,7 @@ def json_option(help: str) -> Callable[[Function], Function]:
 
 
 def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableType]) -> None:
-    """Writes the facts, which may be a text of JSON already, to the file of --json; without --json it prints
-    what `shown` returns."""
+    """Writes the facts, or a text of JSON, to the file of --json; without it prints what `shown` returns."""
     from harness.report.terminal import show
 
     if json_to:
@@ -229,17 +228,13 @@ _measuring = several(
 
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of every command that measures. The command gets them as its first argument, a
-    `harness.run.plan.Request`."""
+    """Adds the options of every command that measures; its first argument is a `harness.run.plan.Request`."""
     return _measuring(gathered("harness.run.plan:Request")(command))
 
 
 def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes one object of the options of a command that are fields of a dataclass. The
-    object is the first argument of the decorated function.
-
-    path: `module:class` of the dataclass, which is imported when the command is called
-    """
+    """A decorator that makes one object of the options of a command that are fields of a dataclass, which is
+    the command's first argument. The dataclass, `module:class`, is imported when the command is called."""
     module, _, name = path.partition(":")
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,12 +1,13 @@
-"""Commands on recorded runs: `report`, `show`, `compare`, `claims`, `export`. `compare --revisions` measures
-one."""
+"""Commands on recorded runs: `report`, `show`, `compare` (which can also measure), `claims`, `export`."""
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -42,8 +43,6 @@ def report(
     """Write recorded RUNS as a page for the browser. It shows rankings, sizes, rounds, flags, what moved
     between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that `serving
     predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below it."""
-    from pathlib import Path
-
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
     from harness.page.assemble import assemble, inputs
@@ -63,10 +62,9 @@ def report(
         decisions = [decision_section(*decided(engine, read_measured(runs), {}, {}))]
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     page = replace(page, sections=[*decisions, *page.sections])
-    if svg:
-        click.echo(f"{len(pictures(page, Path(svg), False, chart))} charts in {svg}")
-    if png:
-        click.echo(f"{len(pictures(page, Path(png), True, chart))} charts in {png}")
+    for target, as_png in ((svg, False), (png, True)):
+        if target:
+            click.echo(f"{len(pictures(page, Path(target), as_png, chart))} charts in {target}")
     if svg or png:
         return
     write_page(page, output, ", ".join(runs))
@@ -91,7 +89,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     from harness.run.plan import Request, case_of
 
     folders = dict.fromkeys(folder for run in runs for folder in run_folders(run))
-    found = []
+    loaded = []  # (folder, run, finished cases)
     for folder in folders:
         journal = Journal(folder)
         run = journal.run()
@@ -101,10 +99,10 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
             for key, records in journal.finished().items()
             if key in planned and len(records) > 1  # one record alone is that of the end of the case
         ]
-        found.append((folder, run, cases))
-    if not any(cases for _, _, cases in found):
+        loaded.append((folder, run, cases))
+    if not any(cases for _, _, cases in loaded):
         raise NothingRan(f"no case was finished in {', '.join(map(str, folders))}")
-    for folder, run, cases in found:
+    for folder, run, cases in loaded:
         all_records = [record for _, records in cases for record in records]
         conclusions = answers(run, all_records) if cases else []
         when = run.created.replace("T", " ")[:16]  # to the minute
@@ -187,8 +185,6 @@ def _without_common(a: RecordedRun, b: RecordedRun, missing: Sequence[str]) -> s
 def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     """Compare AITER's headline claims with recorded RUNS. AITER claims 2x for GEMM, 3x for MoE, 17x for MLA
     decode and 14x for MHA prefill. Without RUNS, all under results/ are looked at."""
-    from dataclasses import asdict
-
     from harness.catalogue.published import CLAIMS, read
     from harness.report.comparison_table import claims_table
     from harness.results.claims import examine, recorded_cells
@@ -207,8 +203,6 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
 @click.option("-o", "--output", metavar="FILE|-", help="Write it there.  [default: RUN/benchmark.json]")
 def export(run: str, output: str | None) -> None:
     """Write a recorded RUN for `pytest-benchmark compare`."""
-    import json
-
     from harness.results.read import read
 
     recorded = read(run)

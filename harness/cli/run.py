@@ -53,11 +53,8 @@ def toggle(request: Request, **design: Any) -> None:  # click passes untyped val
 
 
 def measure(request: Request, request_of: Callable[[Platform], Request]) -> None:
-    """Measures on this machine or a cluster, and exits.
-
-    request:    the options of the command
-    request_of: returns the request for a platform, whose settings may depend on the platform
-    """
+    """Measures what the options of a command request on this machine or a cluster, and exits. `request_of`
+    completes the request for a platform, on which settings may depend."""
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
     from harness.results.journal import Journal
@@ -87,10 +84,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform.
-
-    design: the options of `toggle`, which `plan_toggle` takes
-    """
+    """Returns a function that makes the request for a platform by the options of `toggle`, `design`."""
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 
 class TerminalDisplay:
-    """Prints text above the line of progress, which is removed when the context ends. Quiet, it prints
-    nothing but the log."""
+    """Prints text above the line of progress, which the end of the context removes. Quiet, it only logs."""
 
     def __init__(self, quiet: bool, file: TextIO) -> None:
         self.progress = Progress(quiet)

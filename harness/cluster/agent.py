@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan, one_line
-from harness.machine.cpu_threads import ALLOWED
+from harness.machine.cpu_threads import ALLOWED, runs_of
 from harness.machine.device import choose_device
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
@@ -36,8 +36,7 @@ class Order(Protocol):
     """What a driver tells an agent to do."""
 
     def obey(self, agent: Agent) -> Any:
-        """Does it on the agent's device and returns the result. Raises HarnessError for what the device or
-        the order does not allow."""
+        """Does it on the agent's device; returns the result. Raises HarnessError for what is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Device:
 
     id: str  # its name in the pool
     type: str  # H200, MI300X, cpu ...
-    beside: int = 1  # how many devices share the memory of its machine, itself among them
+    devices_on_machine: int = 1  # how many devices share the memory of its machine, itself among them
     device: str | None = None  # as torch calls it; None: the first GPU that its agent sees, else the CPU
     is_gpu: bool = False  # whether it must be a GPU
     threads: int | None = None  # of each worker, on a CPU; None: the agent's default
@@ -82,7 +81,7 @@ class CaseOrder:
         if plan.record.race is not None:
             kernels.import_plugins()  # this process lists the configurations of their implementations
             plan = with_configs(plan, agent.platform, agent.opened.target)
-        measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.beside)
+        measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.devices_on_machine)
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             *cells, done = measurer.measure(case, self.budget_s, self.max_s, Path(folder))
         return [*cells, done.model_copy(update={"device": agent.opened.used.name})]
@@ -148,13 +147,7 @@ def device_used(platform: Platform, type: str) -> DeviceUsed:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[tuple[int, int]] = []  # both ends
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in ranges)
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in runs_of(numbers))
 
 
 class TimeIsUp(BaseException):
@@ -183,8 +176,7 @@ class ThisMachine:
     def send(self, id: str, order: Order) -> None:
         """Sends an order to a device's agent, which has answered the last one. The first order is the device
         itself, and starts the agent."""
-        # Only a case is stopped here. A command, the other order with a deadline, ends itself and is
-        # answered.
+        # Only a case is stopped here. A command, which also has a deadline, ends itself and is answered.
         deadline_s = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:

@@ -51,7 +51,7 @@ class Job:
     rank: int  # jobs of a lower rank come first; those of one rank take turns
     waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # not given to a device; the next first
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
-    overhead_s: float = field(default=0.0, kw_only=True)  # seconds beside measuring: a guess, then an average
+    overhead_s: float = field(default=0.0, kw_only=True)  # further seconds of each: a guess, then an average
     any_done: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -61,7 +61,7 @@ class Job:
         return self.measure_s + self.overhead_s
 
     def learn(self, overhead_s: float) -> None:
-        """Notes what a task took beside measuring: the job's others will take about as long."""
+        """Notes what a task took apart from measuring: the job's others will take about as long."""
         if self.any_done:
             overhead_s = EARLIER * self.overhead_s + (1 - EARLIER) * overhead_s
         self.overhead_s = overhead_s
@@ -129,9 +129,7 @@ class Driver:
 
     pool: Pool
     log: Callable[[str], None]
-    on_begin: Callable[[Task, str], None] = lambda *_: (
-        None
-    )  # gets each task that begins, and its device's name
+    on_begin: Callable[[Task, str], None] | None = None  # gets each task that begins, and its device's name
     ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     go_on: str = ""  # what a person does to measure the rest, if the pool is gone
@@ -163,13 +161,13 @@ class Driver:
             raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
 
     def open(self) -> dict[str, list[Opened]]:
-        """Starts an agent on each device and waits until each has said what it is, so that a device that does
-        not fit is left out before anything is measured. Returns the devices of each type. Raises
-        NothingRan."""
+        """Starts an agent on each device and waits until each has said what it is: a device that does not fit
+        is left out before anything is measured. Returns the devices of each type. Raises NothingRan."""
         self._work(min(self.ends, self.clock() + STARTING_S), self._all_have_started)
         self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
-            self._welcome(member)
+            if member.opened:
+                self._admit(member, member.opened)
         types = self._types()
         if not types:
             reasons = "; ".join(self.refused.values())
@@ -263,7 +261,8 @@ class Driver:
             if order is not None:
                 member.task, member.began = task, self.clock()
                 member.until = member.began + LONGEST_S + 10 * job.expected_s
-                self.on_begin(task, name)
+                if self.on_begin:
+                    self.on_begin(task, name)
                 self.pool.send(member.device.id, order)
                 return
             job.waiting.clear()  # the job's budget is spent
@@ -279,7 +278,7 @@ class Driver:
         elif isinstance(answer.result, Opened):
             member.opened = answer.result
             if self.typical:
-                self._welcome(member)
+                self._admit(member, member.opened)
         else:
             assert task is not None and member.opened is not None
             job, wall_s = self.jobs[task.job], self.clock() - member.began
@@ -326,27 +325,25 @@ class Driver:
         job.waiting.appendleft(task)
         return "given to another device"
 
-    def _welcome(self, member: Member) -> None:
-        """Keeps a device that has started, or leaves it out."""
-        opened = member.opened
-        if opened is None:
-            return
-        type, name, jobs = member.device.type, member.name, self.jobs.values()
+    def _admit(self, member: Member, opened: Opened) -> None:
+        """Keeps a device that has started, or leaves it out where it is unlike the others or has no job."""
+        type, name = member.device.type, member.name
+        jobs = [job for job in self.jobs.values() if job.type == type]
         typical = self.typical.get(type, opened)
         if different := differences(typical.facts, opened.facts):
             self._refuse(member, f"{name} differs from {typical.used.name}: {'; '.join(different)}")
-            return
-        if jobs and type not in {job.type for job in jobs}:
+        elif self.jobs and not jobs:
             self._refuse(member, f"nothing is measured on devices of type {type}")
-            return
-        if jobs:
-            self.log(f"{name} is back" if name in self.names else f"{name} has joined")
-            for job in jobs:
-                if job.type == type and name not in self.names:
+        else:
+            is_new = name not in self.names
+            if self.jobs:  # others have begun to work
+                self.log(f"{name} has joined" if is_new else f"{name} is back")
+            if is_new:
+                for job in jobs:
                     job.joined(opened)
-        self.names.add(name)
-        for line in opened.facts.busy:
-            self.log(f"note: {name}: {line}")
+            self.names.add(name)
+            for line in opened.facts.busy:
+                self.log(f"note: {name}: {line}")
 
     def _refuse(self, member: Member, reason: str) -> None:
         self.refused[member.device.id] = reason
@@ -365,8 +362,7 @@ def most_alike(devices: Sequence[Opened]) -> Opened:
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
     """The facts in which two devices differ and so cannot measure one run, in words (`X for Y`: b has X where
-    a has Y): the device, its driver, the number of threads on CPUs, any library's version, the suite's
-    commit."""
+    a has Y): device, driver, threads of a CPU, any library's version, the suite's commit."""
     machine = ["device", "arch", "driver"] + (["threads"] if a.platform.kind == "cpu" else [])
     return [
         f"{name} {of_b or 'missing'} for {of_a or 'missing'}"

@@ -42,7 +42,7 @@ CALIBRATION_S = 3.0  # seconds of measuring of each calibration case
 
 
 def expected_overhead_s(suite: str, kind: str) -> float:
-    """An estimate of the seconds that a case takes beside measuring, until one is done. On CPUs it is what
+    """The estimated seconds that a case takes apart from measuring, until one is done. On CPUs it is what
     runs in results/epyc-zen4-2core took; the figure for GPUs is a guess. kind: of platform"""
     if suite == "smoke":
         return 15.0
@@ -248,8 +248,7 @@ def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> t
 def race_on_cluster(
     request: TuneRequest, display: RaceDisplay, pool: Pool | None = None
 ) -> tuple[int, list[Row]]:
-    """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool, by
-    default the cluster's."""
+    """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool."""
     jobs: list[RunJob] = []
     races: list[Race] = []
     with _driver(request, display, pool) as driver:

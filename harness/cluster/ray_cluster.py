@@ -45,11 +45,8 @@ HANG_S = 60.0  # an agent hangs if it gives no sign of life for so many seconds
 
 def join(address: str) -> ModuleType:
     """Returns Ray, with its cluster joined. Raises NothingRan where Ray is not installed, UsageError where
-    there is no such cluster.
-
-    address: HOST:PORT of the head, or `auto`: the cluster whose head is on this machine, or else one that is
-    started here with the devices of this machine
-    """
+    there is no such cluster. address: HOST:PORT of the head, or `auto`: the cluster whose head is on this
+    machine, or else one that is started here with the devices of this machine"""
     if importlib.util.find_spec("ray") is None:
         raise NothingRan(
             "--cluster needs Ray, which is not installed: python tools/set_up.py --extra cluster"
@@ -203,8 +200,7 @@ class RayPool:
     grows = True
 
     def __init__(self, address: str, type: str | None = None, agent: type[Any] = RayAgent) -> None:
-        """address: as for `join`; type: of the devices that are used, all by default; agent: has RayAgent's
-        methods"""
+        """address: as for `join`; type: of the devices that are used; agent: a class like RayAgent"""
         self.ray = join(address)
         self.head: str = self.ray.get_runtime_context().gcs_address
         self.type = known_type(type) if type else None
@@ -219,7 +215,7 @@ class RayPool:
                 with_host += [(node["NodeManagerHostname"], device) for device in _devices(node)]
         cpu_devices = Counter(host for host, device in with_host if not device.is_gpu)
         return [
-            replace(device, beside=max(1, cpu_devices[host]))
+            replace(device, devices_on_machine=max(1, cpu_devices[host]))
             for host, device in with_host
             if self.type in (None, device.type)
         ]

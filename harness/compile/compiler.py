@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,16 +58,16 @@ class Product:
 
 @dataclass
 class Resources:
-    """What a compiled kernel takes of a GPU."""
+    """What a compiled kernel takes of a GPU. All fields but the last three are keys of `compile --json`."""
 
     registers: int = 0  # registers of a thread; on CDNA VGPRs and AGPRs together
     spills: int = 0  # registers of a thread that did not fit. On CDNA some of them may have gone to AGPRs
     scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
     shared_bytes: int = 0  # of a program
-    columns: int = 0  # of tensor memory, of a program
+    tensor_columns: int = 0  # columns of tensor memory, of a program
     threads: int = 0  # of a program
     code_bytes: int = 0
-    instructions: list[str] = field(default_factory=list)  # matrix instructions in the assembly, each once
+    matrix_instructions: list[str] = field(default_factory=list)  # those in the assembly, each once
     products: list[Product] = field(default_factory=list)  # products in the source, each once
     remarks: list[str] = field(default_factory=list)  # remarks of the assembler about what costs speed
     error: str = ""  # why compiling failed, in one line; then all others are empty
@@ -85,8 +85,8 @@ def resources_of(compiled: CompiledKernel, log: str) -> Resources:
     return Resources(
         **counts,
         shared_bytes=compiled.metadata.shared,
-        columns=getattr(compiled.metadata, "tmem_size", None) or 0,
-        instructions=sorted(set(MATRIX.findall(text))),
+        tensor_columns=getattr(compiled.metadata, "tmem_size", None) or 0,
+        matrix_instructions=sorted(set(MATRIX.findall(text))),
         products=list(dict.fromkeys(products)),
     )
 
@@ -171,11 +171,8 @@ CompileEach = Callable[[Mapping[str, KernelLaunch]], Iterable[tuple[str, Resourc
 def compile_all(
     launches: Sequence[KernelLaunch], compile_each: CompileEach | None = None, where: str = ""
 ) -> list[Resources]:
-    """The resources of each launch, in order. Prints a line of progress on stderr every ten seconds.
-
-    compile_each: compiles what the cache does not know; default: on the CPUs that this process may use
-    where:        begins the lines of progress
-    """
+    """The resources of each launch, in order. Prints a line of progress, which begins with `where`, every ten
+    seconds. compile_each: compiles what the cache does not know; default: on the CPUs of this process"""
     compile_each = compile_each or _compile_here
     keys = [key_of(launch) for launch in launches]
     by_key = dict(zip(keys, launches, strict=True))
@@ -201,7 +198,7 @@ def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resou
         return
     missing = dict(todo)
     with _pool(min(len(os.sched_getaffinity(0)), len(todo))) as pool:
-        futures = {_submit(pool, launch): key for key, launch in todo.items()}
+        futures = {pool.submit(compile_launch, x.kernel, x.arch, x.data): key for key, x in todo.items()}
         with contextlib.suppress(BrokenProcessPool):
             for future in as_completed(futures):
                 result = future.result()
@@ -210,7 +207,7 @@ def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resou
     for key, launch in missing.items():
         with _pool(1) as pool:
             try:
-                yield key, _submit(pool, launch).result()
+                yield key, pool.submit(compile_launch, launch.kernel, launch.arch, launch.data).result()
             except BrokenProcessPool:
                 yield key, Resources(error="compiling failed: the compiler died")
 
@@ -226,10 +223,6 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, launch: KernelLaunch) -> Future[Resources]:
-    return pool.submit(compile_launch, launch.kernel, launch.arch, launch.data)
-
-
 def _function(kernel: str) -> JITFunction:
     """The function of a kernel `module:name`. Plug-ins are imported first if they may bring the module."""
     module, _, name = kernel.partition(":")
@@ -242,7 +235,7 @@ def _function(kernel: str) -> JITFunction:
 
 @functools.cache
 def _compiler() -> str:
-    """What decides a result beside the launch: the compiler, its variables, and this file, which reads it."""
+    """What decides a result apart from the launch: the compiler, its variables, and this file's code."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 

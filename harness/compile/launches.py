@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import kernels
@@ -51,9 +52,8 @@ class KernelLaunch:
         """Constants and options, as `BLOCK_M=64 num_warps=4`."""
         data = json.loads(self.data)
         parameters = list(data["signature"])
-        values: dict[str, Any] = {}
-        for path, value in zip(data["constant_keys"], data["constant_vals"], strict=True):
-            values[parameters[path[0]]] = value  # a path begins with the index of the parameter
+        constants = zip(data["constant_keys"], data["constant_vals"], strict=True)
+        values = {parameters[path[0]]: value for path, value in constants}  # path[0] counts parameters
         values |= {name: data["options"][name] for name in OPTIONS if data["options"].get(name)}
         return " ".join(f"{name}={value}" for name, value in values.items())
 
@@ -62,15 +62,12 @@ class KernelLaunch:
         """Types of the arguments that are no constants, as Triton writes them. A star marks a pointer, `:16`
         an address or size that 16 divides, `:2G` a tensor within 2 GB."""
         data = json.loads(self.data)
-        attributes: dict[int, list[list[Any]]] = {}  # by the index of the parameter: names with values
-        for path, named_values in zip(data["attrs_keys"], data["attrs_vals"], strict=True):
-            attributes[path[0]] = named_values
-        words = []
-        for index, (name, kind) in enumerate(data["signature"].items()):
-            if kind != "constexpr":
-                marks = [MARKS.get(attribute, "") for attribute, _ in attributes.get(index, [])]
-                words.append(f"{name}={kind}{''.join(marks)}")
-        return " ".join(words)
+        marks: dict[int, str] = {}  # by the index of the parameter, which is the first number of its path
+        for path, attributes in zip(data["attrs_keys"], data["attrs_vals"], strict=True):
+            marks[path[0]] = "".join(MARKS.get(attribute, "") for attribute, _ in attributes)
+        parameters = enumerate(data["signature"].items())
+        variables = [(index, name, kind) for index, (name, kind) in parameters if kind != "constexpr"]
+        return " ".join(f"{name}={kind}{marks.get(index, '')}" for index, name, kind in variables)
 
 
 def shipped(op: str) -> list[Case]:
@@ -112,19 +109,15 @@ def narrowed(op: Op, implementation: SuiteTriton, sizes: DataclassInstance) -> O
 
 
 def launches_of(
-    op: Op,
-    implementation: SuiteTriton,
-    architecture: Architecture,
-    operands: Operands,
-    sizes: DataclassInstance,
+    op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> list[KernelLaunch]:
     """What one call launches, in order, each launch once. If the operands are of a wider boundary than the
     implementation's, the suite's own kernels that come before are included. Raises Unsupported."""
-    with recorded_launches(architecture) as recorded:
-        _call(op, implementation, architecture, operands, sizes)
+    with recorded_launches(on) as recorded:
+        _call(op, implementation, on, operands, sizes)
     launches = []
     for kernel, data in dict.fromkeys(recorded):
-        launch = KernelLaunch(op.name, implementation.name, kernel, architecture.arch, data)
+        launch = KernelLaunch(op.name, implementation.name, kernel, on.arch, data)
         launch.excuse = implementation.older_instructions.get(launch.name, "")
         launches.append(launch)
     return launches
@@ -164,29 +157,18 @@ def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, st
 @contextmanager
 def pretended(architecture: Architecture) -> Iterator[None]:
     """Within, Triton takes the architecture for the GPU that is here."""
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
+    # As much of a Triton driver as compiling asks for. A device is named by its architecture.
+    absent = SimpleNamespace(
+        get_current_target=lambda: GPUTarget(*architecture.triton),
+        get_current_device=lambda: architecture.arch,
+        get_current_stream=lambda device: 0,
+    )
     before = driver._active
-    driver.set_active(_AbsentDriver(architecture))
+    driver.set_active(absent)
     try:
         yield
     finally:
         driver._active = before
-
-
-class _AbsentDriver:
-    """As much of a Triton driver as compiling asks for. A device is named by its architecture."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        self.architecture = architecture
-
-    def get_current_target(self) -> object:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget(*self.architecture.triton)
-
-    def get_current_device(self) -> str:
-        return self.architecture.arch
-
-    def get_current_stream(self, device: str) -> int:
-        return 0

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from harness.catalogue.architectures import Architecture, architectures
 from harness.compile.compiler import CompileEach, Resources, compile_all
@@ -58,12 +59,16 @@ def compiles(
 
 
 def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
+    """What `compile --json` says of a launch."""
     architecture = architectures()[launch.arch]
     reasons = violations(launch, resources, architecture)
     waves = _waves(resources, architecture)
     resident, bound = architecture.resident(
-        resources.registers, resources.shared_bytes, resources.columns, waves
+        resources.registers, resources.shared_bytes, resources.tensor_columns, waves
     )
+    taken = asdict(resources)
+    for name in ("products", "remarks", "error"):  # they are in `reason`, as far as they are a fault
+        del taken[name]
     return {
         "op": launch.op,
         "implementation": launch.implementation,
@@ -71,14 +76,7 @@ def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
         "config": launch.config,
         "arguments": launch.arguments,
         "target": launch.arch,
-        "registers": resources.registers,
-        "spills": resources.spills,
-        "scratch_bytes": resources.scratch_bytes,
-        "shared_bytes": resources.shared_bytes,
-        "tensor_columns": resources.columns,
-        "threads": resources.threads,
-        "code_bytes": resources.code_bytes,
-        "matrix_instructions": resources.instructions,
+        **taken,
         "resident": resident,
         "bound_by": bound,
         "cases": launch.cases,
@@ -103,7 +101,7 @@ def violations(launch: KernelLaunch, resources: Resources, architecture: Archite
         ("registers of a thread", resources.registers, architecture.registers_per_thread),
         ("threads", resources.threads, architecture.threads_per_program),
         ("bytes of shared memory", resources.shared_bytes, architecture.shared_per_program),
-        ("columns of tensor memory", resources.columns, architecture.tensor_columns),
+        ("columns of tensor memory", resources.tensor_columns, architecture.tensor_columns),
     )
     arch = architecture.arch
     reasons = [f"takes {taken} {what}; {arch} has {limit}" for what, taken, limit in limits if taken > limit]
@@ -161,4 +159,4 @@ def _products(launch: KernelLaunch, resources: Resources, architecture: Architec
 
 def _any(pattern: str, resources: Resources) -> bool:
     """Whether the code has a matrix instruction of a pattern."""
-    return any(re.fullmatch(pattern, instruction) for instruction in resources.instructions)
+    return any(re.fullmatch(pattern, instruction) for instruction in resources.matrix_instructions)

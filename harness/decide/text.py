@@ -25,7 +25,7 @@ from harness.report.fitting_table import table_of
 from harness.report.notes import printed_notes
 from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import counted, grouped, ratio_text
-from harness.serving.link.report import worth as sentence
+from harness.serving.link.predictions import worth as sentence
 from kernels import engines
 from kernels.engines import SPELLED
 from kernels.engines.deploy import TABLES, known_settings

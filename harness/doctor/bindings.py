@@ -33,7 +33,6 @@ OLDER = "too old"  # the release is older than the row's first
 UNKNOWN = "not told"
 """No signature is known, or not that of the row's torch operator: sources lack functions of C++ and functions
 that an import makes."""
-
 ALL_KINDS = ("cuda", "rocm", "cpu")
 
 
@@ -116,7 +115,7 @@ def _root(module: str) -> str:
 
 def _bind(row: Vendor, release: Release) -> RowBinding:
     root = _root(release.library)
-    complaints: dict[str, None] = {}  # each once, in order
+    complaints: list[str] = []
     unknown: list[str] = []  # places whose signatures are not known
     lacking: set[str] = set()  # optional arguments
     known = 0  # functions whose signatures are known
@@ -130,7 +129,7 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
         if symbol is None and packages != {root}:  # another library may have it
             unknown.append(alternatives[0].places[0])
         elif complaint:
-            complaints[complaint] = None
+            complaints.append(complaint)
         elif symbol and (signature or not isinstance(symbol, Function)):
             known += 1
             lacking |= symbol.lacks(signature)
@@ -142,20 +141,12 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
     if is_older(release.version, first_version):
         status, reason = OLDER, f"needs {first_version} or later"
     elif complaints:
-        status, reason = BREAKS, "; ".join(complaints)
+        status, reason = BREAKS, "; ".join(dict.fromkeys(complaints))  # each once
     elif unknown:
         status = UNKNOWN if has_unknown_operator or known == 0 else BINDS
         reason = f"not told: {', '.join(unknown)}"
-    return RowBinding(
-        op=row.op,
-        implementation=row.name,
-        library=release.library,
-        version=release.version,
-        status=status,
-        reason=reason,
-        without=", ".join(sorted(lacking)),
-        last_read=last_read(release.library, release.version),
-    )
+    without, read = ", ".join(sorted(lacking)), last_read(release.library, release.version)
+    return RowBinding(row.op, row.name, release.library, release.version, status, reason, without, read)
 
 
 def _first(
@@ -199,9 +190,8 @@ def releases_in(path: Path) -> list[Release]:
         reason = getattr(error, "strerror", None) or one_line(error)
         if isinstance(error, zipfile.BadZipFile):
             reason = "it is no zip archive, or it is broken"
-        raise UsageError(
-            f"{path} is no folder of packages, wheel, or file of recorded signatures: {reason}"
-        ) from None
+        kinds = "folder of packages, wheel, or file of recorded signatures"
+        raise UsageError(f"{path} is no {kinds}: {reason}") from None
 
 
 def _release(library: str, path: Path, source: LibrarySource) -> Release:

@@ -53,7 +53,7 @@ def examine(
     # Advice is sought before measuring, which would change what it rests on.
     improvements = [*complaints, *advice(here, threads)]
     if wrong_build := torch_advice(here):
-        improvements.insert(0, wrong_build)
+        improvements = [wrong_build, *improvements]
     usable = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
@@ -104,7 +104,7 @@ def _self_comparison(workers: Sequence[WorkerProcess], workload: str, seconds: f
         for worker in workers:
             worker.ask("prepare", 120, workload=workload)
 
-    first, second = [partial(worker.ask, "sample", 60, at_least=SAMPLE_S) for worker in workers]
+    first, second = [partial(worker.ask, "sample", 60, at_least_s=SAMPLE_S) for worker in workers]
     policy = Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare)
     rounds = measure({"first": first, "second": second}, policy)
     if rounds.dropped:
@@ -128,7 +128,7 @@ def _libraries(here: Platform) -> list[str]:
     releases that their implementations were written for."""
     rows_without: dict[str, list[str]] = {}  # by reason
     newer: dict[str, str] = {}  # the last release that was read, by library and release
-    for row in (row for op in kernels.OPS for row in kernels.implementations(op)):
+    for row in [row for op in kernels.OPS for row in kernels.implementations(op)]:
         support = row.available(here)
         if not support.ok and "not installed" in support.reason:
             rows_without.setdefault(support.reason, []).append(row.name)
@@ -176,8 +176,7 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
 
 
 def _persistence(here: Platform) -> list[str]:
-    """A line if the driver unloads an idle GPU. nvidia-smi tells it of whole GPUs only. Untested on
-    hardware."""
+    """A line if the driver unloads an idle GPU; nvidia-smi tells it of whole GPUs. Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":

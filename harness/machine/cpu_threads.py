@@ -1,5 +1,4 @@
-"""The CPUs of this process (Linux): what its control groups grant, how many OpenMP threads it has by default,
-and which CPUs they are bound to."""
+"""The CPUs of this process (Linux): the quota of its control groups, its OpenMP threads and their CPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SYSTEM = Path("/")
@@ -32,8 +31,7 @@ def control_groups(root: Path = SYSTEM) -> list[Path]:
 
 
 def quota(root: Path = SYSTEM) -> float:
-    """The smallest limit of the control groups, in CPUs (1.5: the time of one and a half CPUs); infinite
-    where no group has a limit."""
+    """The smallest limit of the control groups, in CPUs, such as 1.5; infinite where no group has a limit."""
     limits = [math.inf]
     for folder in control_groups(root):
         with contextlib.suppress(OSError):  # version 2: microseconds in each period, or `max`
@@ -49,7 +47,6 @@ def quota(root: Path = SYSTEM) -> float:
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables that bind threads. Where the user sets one of them, the suite binds none."""
-
 HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() or 1))
 """The CPUs that this process was given. Once OpenMP has bound the main thread, that thread has fewer."""
@@ -57,17 +54,14 @@ ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() 
 
 def nodes(root: Path = SYSTEM) -> list[set[int]]:
     """The CPUs of each NUMA node; one node with all CPUs where the system does not list nodes."""
-    files = sorted(
-        root.glob("sys/devices/system/node/node[0-9]*/cpulist"),
-        key=lambda file: int(file.parent.name.removeprefix("node")),
-    )
-    with_cpus = [cpus for file in files if (cpus := cpus_in(file.read_text("utf-8")))]
+    files = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
+    by_number = sorted(files, key=lambda file: int(file.parent.name.removeprefix("node")))
+    with_cpus = [cpus for cpus in [cpus_in(file.read_text("utf-8")) for file in by_number] if cpus]
     return with_cpus or [set(range(os.cpu_count() or 1))]
 
 
 def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
-    """For each NUMA node, the one with the most cores first: one allowed CPU (hardware thread) of each
-    core."""
+    """For each NUMA node, the largest first: one allowed CPU (hardware thread) of each core."""
     by_node = []
     for node in nodes(root):
         cpu_of_core: dict[frozenset[int], int] = {}  # a core is named by its hardware threads
@@ -86,9 +80,19 @@ def cpus_in(text: str) -> set[int]:
     return {cpu for low, high in ranges for cpu in range(int(low), int(high or low) + 1)}
 
 
+def runs_of(numbers: Iterable[int], most_apart: int = 1) -> list[tuple[int, int]]:
+    """Both ends of each series of ascending numbers whose neighbours are at most `most_apart` apart."""
+    ends: list[tuple[int, int]] = []
+    for number in numbers:
+        if ends and number - ends[-1][1] <= most_apart:
+            ends[-1] = (ends[-1][0], number)
+        else:
+            ends.append((number, number))
+    return ends
+
+
 def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:
-    """The number of physical cores of one NUMA node, as engines bind a rank to a node; fewer where the
-    control group grants less CPU time than that."""
+    """The physical cores of a NUMA node, as engines bind a rank to one; fewer where the quota is less."""
     return max(1, int(min(len(cores(root, allowed)[0]), quota(root))))
 
 

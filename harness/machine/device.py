@@ -21,12 +21,9 @@ from kernels.platform import BUILDS, Platform, detect, devices, run, unseen, ver
 
 
 def choose_device(name: str | None = None) -> Platform:
-    """The platform of the device that a command names. Raises UsageError, which lists the devices.
-
-    name: `cpu`, `cuda`, `cuda:1`, or a name such as `MI300X` or `gfx942` for the first such GPU here; None:
-          the first GPU, or the CPU where there is none. With None it also writes a line to stderr if a GPU
-          seems to be present and cannot be used.
-    """
+    """The platform of the device that a command names: `cpu`, `cuda`, `cuda:1`, or a name such as `MI300X` or
+    `gfx942` for the first such GPU here. Without a name: the first GPU, or the CPU where there is none, and a
+    line on stderr if a GPU cannot be used. Raises UsageError, which lists the devices."""
     try:
         platform = detect(_first_of_kind(name) if name else name)
     except LookupError as error:
@@ -69,7 +66,6 @@ LIBRARIES = [
     "pandas", "pydantic",
 ]  # fmt: skip
 """Modules whose versions a record has."""
-
 STEERING = re.compile(
     r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
     r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
@@ -128,11 +124,7 @@ def differing(
     a: JsonObject, b: JsonObject, machine: Iterable[str], groups: Iterable[str] = ("versions",)
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields the facts in which two provenances differ: the name, the value in `a` and the value in `b`, None
-    where it is missing.
-
-    machine: the facts of the machine that count
-    groups:  the other groups, of which all facts count
-    """
+    where it is missing. machine: the facts of the machine that count; groups: those of which all count"""
     for group in ("machine", *groups):
         of_a, of_b = a.get(group, {}), b.get(group, {})
         for name in machine if group == "machine" else sorted(of_a | of_b):

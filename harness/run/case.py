@@ -283,7 +283,7 @@ class GroupSampler:
         if entry.alive:
             began = time.perf_counter()
             with self.monitor.watching(f"{self.checks.case.key} {entry.name}"):
-                answer = attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
+                answer = attempt([entry], worker.ask, entry, "sample", at_least_s=SAMPLE_S)
             took_s = time.perf_counter() - began
             self.spent_s += took_s
             entry.samples_s += took_s

@@ -125,7 +125,7 @@ class CaseChecks:
         timed = self.timed_workers
         with self.phase("starting"):
             starting_judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
-            self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
+            self.side_by_side(timed, lambda worker: attempt(worker.living, worker.living_process))
             starting_judge.result()
         for number, case in enumerate(self.ragged):
             with self.phase("checking at ragged sizes"):
@@ -357,7 +357,7 @@ class CaseChecks:
         writers: list[str] = []
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
-            attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
+            attempt([entry], worker.ask, entry, "sample", at_least_s=SAMPLE_S)
             if entry.alive and attempt([entry], worker.request, "digest") != self.digests["first"]:
                 entry.fail("wrong", "after timing: it changed its operands")
                 writers.append(entry.name)

@@ -49,7 +49,7 @@ def own_device(platform: Platform, shared: bool = False) -> Iterator[OwnDevice]:
     with contextlib.nullcontext() if shared else device_lock(platform):
         if reason := monitor.blocked():
             raise NothingRan(f"{platform.device} cannot be measured: {reason}")
-        yield OwnDevice(platform, monitor, monitor.before())
+        yield OwnDevice(platform, monitor, monitor.complaints())
 
 
 @dataclass(frozen=True)

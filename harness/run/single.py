@@ -82,7 +82,7 @@ class SingleEntry:
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.entry.name}"):
-                seconds: float = self.worker.ask(self.entry, "sample", at_least=SAMPLE_S)["seconds"]
+                seconds: float = self.worker.ask(self.entry, "sample", at_least_s=SAMPLE_S)["seconds"]
             self.samples += 1
             disturbance = self.monitor.end()
             if disturbance:
@@ -195,7 +195,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
             single.begin()
             if entry.alive and not entry.interpreted:
                 # The time of this sample is not used, but some kernels are wrong from their third call on.
-                attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
+                attempt([entry], worker.ask, entry, "sample", at_least_s=SAMPLE_S)
             single.end(profiled=False)
             if save is not None:
                 saved = single.save(Path(save))

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UsageError
+from harness.errors import UnreadableError, UsageError
+from harness.json_stream import JsonText
 from harness.serving.clients import files
-from harness.serving.clients.files import Document, UnreadableError
+from harness.serving.clients.files import Document
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
-from harness.serving.trace.json_stream import JsonText
 from harness.serving.trace.profilers import read as read_recorded
 from harness.traffic.log import read_log
 from harness.traffic.steps import Step, Traffic

@@ -44,11 +44,8 @@ def raced_configs(
     implementation: Implementation, case: Case, target: Target, keep: int, tables: Mapping[str, EngineTable]
 ) -> Configs:
     """The configurations of an implementation that are raced in a case, and how they were found. An engine's
-    baseline is None: the engine is told nothing.
-
-    keep:   at most so many are raced, the baseline aside
-    tables: for an engine's row: what the engine reads, by the key of each case
-    """
+    baseline is None: the engine is told nothing. keep: at most so many are raced, the baseline aside;
+    tables: for an engine's row: what the engine reads, by the key of each case"""
     assert isinstance(implementation, Tunable)
     sizes = kernels.OPS[case.op].sizes(case.sizes)
     neighbours: Sequence[DataclassInstance]
@@ -57,9 +54,8 @@ def raced_configs(
         table = tables[case.key]
         baseline, origin, first = dict(table.now), table.origin, None
         neighbours = near_entries(table, implementation.tables.m_of(sizes))
-        files = {
-            name: {str(m): dict(entry) for m, entry in file.items()} for name, file in table.files.items()
-        }
+        for name, entries in table.files.items():
+            files[name] = {str(m): dict(entry) for m, entry in entries.items()}
     else:
         choice = implementation.choose(target, sizes)
         first = baseline = values(choice.config)
@@ -74,12 +70,7 @@ def raced_configs(
     if not_kept:
         pruned[NOT_KEPT] = not_kept
     search = ConfigSearch(
-        baseline=baseline,
-        origin=origin,
-        considered=1 + len(others),
-        pruned=dict(pruned),
-        raced=1 + len(raced),
-        tables=files,
+        baseline, origin, considered=1 + len(others), pruned=dict(pruned), raced=1 + len(raced), tables=files
     )
     return [first, *map(values, raced)], search
 
@@ -129,10 +120,7 @@ def _fitting(
 
 def near_entries(table: EngineTable, m: int) -> list[EngineConfig]:
     """What the engine takes at other M, each once, that of the nearest M first; without what it takes now.
-
-    The engines' older tuners tried tiles that the present ones do not try. Entries with other fields than
-    EngineConfig are left out.
-    """
+    Some have tiles that only older tuners tried. Entries with other fields than EngineConfig are left out."""
     by_m = next(iter(table.files.values()))  # the files of a table have the same entries
     near: dict[EngineConfig, None] = {}
     for other_m in sorted(by_m, key=lambda other_m: abs(other_m - m)):
@@ -145,21 +133,15 @@ def ask_tables(
     implementation: EngineTuned, cases: Sequence[Case], platform: Platform, deadline: float
 ) -> dict[str, EngineTable]:
     """What the installed engine reads for each case, by the case's key. The engine is asked in a process of
-    its own. Raises NothingRan where it does not tell.
-
-    deadline: seconds for one case
-    """
+    its own, for at most `deadline` seconds a case. Raises NothingRan where it does not tell."""
+    op, name = implementation.op, implementation.name
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         worker = WorkerProcess(BENCH, implementation.environment(platform), Path(scratch) / "tables.log")
         try:
-            asked = {"op": implementation.op, "impl": implementation.name}
-            return {
-                case.key: EngineTable(**worker.ask("table", deadline, **asked, sizes=case.sizes))
-                for case in cases
-            }
+            tables = {c.key: worker.ask("table", deadline, op=op, impl=name, sizes=c.sizes) for c in cases}
         except WorkerFailure as failure:
-            raise NothingRan(
-                f"{implementation.name}: its engine does not tell its configurations: {failure.reason}"
-            ) from None
+            reason = f"its engine does not tell its configurations: {failure.reason}"
+            raise NothingRan(f"{name}: {reason}") from None
         finally:
             worker.kill()
+    return {key: EngineTable(**table) for key, table in tables.items()}

@@ -14,6 +14,7 @@ from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.machine.device import choose_device, surroundings
 from harness.plan import select
 from harness.plan.budget import parse_shard
+from harness.plan.entry import ConfigSearch
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts, device_facts, own_device
@@ -36,14 +37,14 @@ from shapes.suites import suites
 KEEP = 24  # the default of --keep
 PER_CASE = "30s"  # the default of --per-case
 
-# Seconds beside measuring that a case takes, and each of its configurations, and each of an engine's row,
-# which is compiled only then. On an H100 cases of four to seven configurations took 12 to 21 s
-# (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's row took 23 to 41 s
-# (results/h200/tune-*).
+# Seconds that a case takes in addition to measuring, and that each of its configurations takes; those of an
+# engine's row are compiled only then. On an H100 cases of four to seven configurations took 12 to 21 s, on an
+# H200 cases of eleven of an engine's row 23 to 41 s (tune-* in results/h100 and results/h200).
 CASE_S = 12.0
 CONFIG_S = 1.0
 ENGINE_CONFIG_S = 2.0
 
+Choice = Mapping[str, Any] | None  # what is stored for a case (see `store.choice`); None without a verdict
 Row = dict[str, Any]  # a stored choice in `tune --json`, with its op, implementation and target
 
 
@@ -69,15 +70,14 @@ class TuneRequest(Request):
 class RaceDisplay(Display, Protocol):
     """What a person sees of a race."""
 
-    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
+    def stored(self, file: Path | None, choice: Choice) -> None:
         """Shows what was stored for a finished case, and where. Without a file nothing was stored and the
         present configuration stays; without a choice there was no verdict."""
 
 
 def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     """Races one implementation after the other on the device of this machine, or says what would be raced.
-    Returns the exit code and a row for each case. Raises NothingRan where nothing of the request can be timed
-    here."""
+    Returns the exit code and a row for each case. Raises NothingRan where nothing can be timed here."""
     platform = choose_device(request.device)
     implementations = implementations_here(request, platform)
     if not implementations:
@@ -116,10 +116,8 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
 
 def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunable]:
     """The implementations of a request that have configurations and can be timed on a platform, rows of
-    engines only where --impl names them; of a race that goes on, its own.
-
-    Raises UsageError where the winners of an engine's row would go among the suite's own.
-    """
+    engines only where --impl names them; of a race that goes on, its own. Raises UsageError where the winners
+    of an engine's row would go among the suite's own."""
     if request.resume:
         if request.out:
             raise UsageError("--resume goes on in the race's own folder; leave out --journal")
@@ -127,16 +125,12 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
         known = kernels.implementations(select.choose_op(run.op).name)
         return [i for i in known if i.name == run.baseline and isinstance(i, Tunable)]
     ops = [select.choose_op(request.op)] if request.op else kernels.OPS.values()
-    here = [
-        implementation
-        for op in ops
-        for implementation in select.choose_implementations(op, request.impl)
-        if isinstance(implementation, Tunable)
-        and (request.impl or not isinstance(implementation, EngineTuned))
-        and implementation.available(platform).ok
-        and not implementation.interpreted(platform)
+    chosen = [i for op in ops for i in select.choose_implementations(op, request.impl)]
+    tunable = [
+        i for i in chosen if isinstance(i, Tunable) and (request.impl or not isinstance(i, EngineTuned))
     ]
-    engines = [implementation.name for implementation in here if isinstance(implementation, EngineTuned)]
+    here = [i for i in tunable if i.available(platform).ok and not i.interpreted(platform)]
+    engines = [i.name for i in here if isinstance(i, EngineTuned)]
     if engines and request.folder == TUNED and request.stores:
         raise UsageError(f"--out is missing: the folder for the tables of {engines[0]}'s engine")
     if request.out and len(here) > 1:
@@ -146,8 +140,7 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
 
 
 def would_race(implementations: Sequence[Tunable], request: TuneRequest, platform: Platform) -> Iterator[str]:
-    """Yields a line for each case and one for each implementation. No engine is asked, and the device is only
-    asked what it is."""
+    """Yields a line for each case and each implementation. Asks no engine, and the device only what it is."""
     keep = request.keep or KEEP
     target = target_of(platform, worker_threads())
     for implementation in implementations:
@@ -163,15 +156,11 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
         config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
         overhead_s = CASE_S * len(cases) + config_s * configurations
         word = "case" if len(cases) == 1 else "cases"
-        yield (
-            f"{name}: {len(cases)} {word}, {configurations} configurations: {planned.budget_s:.0f} s of "
-            f"measuring, beside it about {overhead_s:.0f} s"
-        )
+        seconds = f"{planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
+        yield f"{name}: {len(cases)} {word}, {configurations} configurations: {seconds}"
         if isinstance(implementation, EngineTuned):
-            yield (
-                f"{name}: against what the engine takes now; what is faster goes into "
-                f"tables in --out: {implementation.reads}"
-            )
+            winners = f"what is faster goes into tables in --out: {implementation.reads}"
+            yield f"{name}: against what the engine takes now; {winners}"
 
 
 def race_result(
@@ -241,8 +230,7 @@ def with_configs(plan: RunPlan, platform: Platform, target: Target) -> RunPlan:
 
 
 def target_of(platform: Platform, threads: int) -> Target:
-    """The target that configurations are chosen for on this device, as a worker finds it. Raises NothingRan
-    where the device cannot be used."""
+    """The target that configurations are chosen for on this device, by a worker. Raises NothingRan."""
     if platform.kind == "cpu":
         return CPU
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
@@ -278,35 +266,41 @@ class Race:
 
     def _take(
         self, case: Case, records: Sequence[Record], unless_newer: bool = False
-    ) -> tuple[Path | None, Mapping[str, Any] | None]:
-        """Adds the row of a finished case and stores its choice. Returns the file, if one was written or
-        would be, and the choice, if there is one."""
-        record, name = self.record, self.implementation.name
+    ) -> tuple[Path | None, Choice]:
+        """Logs the failures of a finished case, adds its row and stores its choice. Returns the file of the
+        choice, if anything is stored, and the choice, if there is one."""
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")
-        chosen = choice(case, records, self.implementation, record)
-        row: Row = {"op": case.op, "implementation": name, "target": folder_name(self.target)}
+        chosen = choice(case, records, self.implementation, self.record)
+        name, target = self.implementation.name, folder_name(self.target)
+        row: Row = {"op": case.op, "implementation": name, "target": target}
         row |= chosen or {"case": case.text, "config": None}
-        self.rows.append(row)
         search = next(r for r in records if isinstance(r, CaseDone)).search
         winner = None
         # `against` is another configuration where the baseline failed; then nothing beat the baseline.
         if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
             winner = chosen["config"]
-            raced = f"{row['target']} {name} {case.text}"
-            self.beaten.append(f"{raced}: {text_of(winner)} is faster than what is used now")
-        assert record.race is not None
-        folder = Path(record.race.folder)
-        file: Path | None = None
+            faster = f"{text_of(winner)} is faster than what is used now"
+            self.beaten.append(f"{target} {name} {case.text}: {faster}")
+        file = self._store(case, chosen, search, winner, unless_newer) if self.stores else None
         if isinstance(self.implementation, EngineTuned):
-            # The engine keeps its own configuration unless another is faster.
-            if winner and search and self.stores:
-                m = self.implementation.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
-                file = store_winner(folder, search.tables, m, winner)
             row["file"] = str(file) if file else None
-        elif self.stores:
-            file = path(folder, name, self.target)
-            if chosen:
-                store(file, self.target, chosen, provenance(self.implementation, record), unless_newer)
+        self.rows.append(row)
         return file, chosen
+
+    def _store(
+        self, case: Case, chosen: Choice, search: ConfigSearch | None, winner: Choice, unless_newer: bool
+    ) -> Path | None:
+        """Stores what a case chose. Returns the file; None where an engine keeps its own configuration."""
+        assert self.record.race is not None
+        folder, row = Path(self.record.race.folder), self.implementation
+        if isinstance(row, EngineTuned):
+            if not winner or not search:
+                return None
+            m = row.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
+            return store_winner(folder, search.tables, m, winner)
+        file = path(folder, row.name, self.target)
+        if chosen:
+            store(file, self.target, chosen, provenance(row, self.record), unless_newer)
+        return file

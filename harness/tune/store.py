@@ -23,7 +23,6 @@ from kernels.tuning import Target, Tunable
 from shapes.case import Case
 
 ABOUT = "What `python -m harness tune` measured."
-
 OPPOSITE = {"faster": "slower", "slower": "faster"}  # if the two sides are exchanged; other verdicts stay
 
 
@@ -129,13 +128,11 @@ def store(
     provenance: Mapping[str, Any],
     unless_newer: bool = False,
 ) -> None:
-    """Writes a choice that was measured on a target to a file (see `path`).
+    """Writes a choice that was measured on a target to a file (see `path`), which is replaced at once or not
+    at all. The choice replaces the one of the same case; choices of other cases stay. Raises UsageError where
+    the folder cannot be written or the present file cannot be read.
 
-    The file is replaced at once or not at all. The choice replaces the one of the same case; choices of other
-    cases stay. Raises UsageError where the folder cannot be written or the present file cannot be read.
-
-    choice:     has `case` (its text), `features` (Tunable.features), `config` (its values by name) and the
-                measurement behind it
+    choice:     see the function `choice`
     provenance: of this choice. The choice keeps its `source`; the file has the rest as of the last write
     unless_newer: whether a choice of the same case stays if its run began later
     """
@@ -158,8 +155,7 @@ def store(
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The content of a file of choices; no choices where there is no file. Raises UsageError where the file
-    cannot be read."""
+    """The content of a file of choices, which may be absent. Raises UsageError where it cannot be read."""
     try:
         return {"choices": []} | json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -187,10 +183,8 @@ def store_winner(
     the path of the first. Raises UsageError where a file cannot be read or written.
 
     The engines take the entry of the nearest M, so a file with this M alone would serve all other M too.
-    Therefore each file also gets what the engine takes at the other M at present, unless the file has them. A
-    winner serves the calls up to half-way to its neighbours in M.
-
-    tables: the files, each with what the engine takes at present by M (EngineTable.files)
+    Therefore each file also gets what the engine takes at the other M at present, unless the file has them:
+    `tables`, by file and M (EngineTable.files). A winner serves calls up to half-way to its neighbours in M.
     """
 
     def number(key: str) -> int:

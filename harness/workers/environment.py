@@ -44,10 +44,8 @@ def thread_environment(
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Makes freed memory stay in the process, as under the caching allocators that engines use. Faulting it in
 anew at each call can take most of the time of an allocating call, and cause most of its noise."""
-
 DEFAULTS = {
-    # Milliseconds for which threads of Intel's OpenMP spin: a waiting worker must not take a core from the
-    # worker that is being timed.
+    # Milliseconds for which threads of Intel's OpenMP spin: a waiting worker must not disturb the timed one.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
     # GPUs are numbered as the driver numbers them; CUDA's own order puts the fastest first.
@@ -65,16 +63,13 @@ def provenance(platform: Platform, threads: int) -> JsonObject:
 def worker_environment(
     extra: Mapping[str, str | None], tree: str | None = None, plugins: Collection[str] = ()
 ) -> dict[str, str]:
-    """The defaults, overridden by the user's environment with the project first on the path, and by
-    `extra`, where None removes a variable.
-
-    tree:    the folder of the source tree that the worker runs; None: this one
-    plugins: the files of implementations that the worker imports; all workers import folders, which bring ops
-    """
+    """The defaults, overridden by the user's environment with the project first on the path, and by `extra`,
+    where None removes a variable. tree: the folder of the source tree that the worker runs, by default this
+    one; plugins: the files of implementations that it imports; all workers import folders, which bring ops"""
     environment = dict(os.environ)
     path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
-    # Workers run in the project's folder, the user perhaps in another one.
+    # Workers run in the project's folder, the user perhaps in another one, so the paths are absolute.
     imported = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
     environment[kernels.PLUGINS] = os.pathsep.join(imported)
     merged = DEFAULTS | environment | home_environment() | dict(extra)

@@ -138,15 +138,17 @@ class WorkerProcess:
             how = f"died of {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        return WorkerFailure("crashed", f"the worker {how} while in {doing}{self._last_words()}")
+        line = self._last_line()[:120]
+        words = f"; its last words: {line}" if line else ""
+        return WorkerFailure("crashed", f"the worker {how} while in {doing}{words}")
 
-    def _last_words(self) -> str:
-        """The last line that it printed before Python's own report of a fatal signal."""
+    def _last_line(self) -> str:
+        """The last line that it printed before Python's report of a fatal signal; empty without one."""
         with self.log.open("rb") as log:
             log.seek(self.log_start)
-            text = log.read().decode(errors="replace").split("Fatal Python error", 1)[0]
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f"; its last words: {lines[-1][:120]}" if lines else ""
+            printed = log.read().decode(errors="replace").partition("Fatal Python error")[0]
+        lines = printed.rstrip().splitlines()
+        return lines[-1].strip() if lines else ""
 
     def kill(self) -> None:
         """Ends the process and all processes that it started. Does nothing the second time."""

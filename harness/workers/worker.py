@@ -18,6 +18,7 @@ from shapes.case import Case
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
+Request = tuple[str, dict[str, Any]]  # the name of a request, and its arguments
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,7 @@ class Worker:
         self.deadlines = deadlines
         self.log = log
         self.process: WorkerProcess | None = None
-        self.restore: list[
-            tuple[str, dict[str, Any]]
-        ] = []  # requests, with arguments, that lead to this stage
+        self.restore: list[Request] = []  # the requests that lead to this stage
         self.prepared: set[str] = set()  # entries that are prepared in this process
         self.ended = False  # whether no new process may start
 
@@ -54,8 +53,7 @@ class Worker:
 
     def new_process(self) -> tuple[WorkerProcess, int]:
         """A process in the setting's environment, and its number of threads. Raises WorkerFailure."""
-        setting = self.entries[0].setting
-        first = self.entries[0].impl
+        setting, first = self.entries[0].setting, self.entries[0].impl
         environment = (
             thread_environment(self.platform, self.threads, setting.variables)
             | cache_environment(setting.name)
@@ -65,9 +63,8 @@ class Worker:
         process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
         return process, int(environment.get("OMP_NUM_THREADS") or self.threads)
 
-    def start(self) -> None:
-        """Starts a process and makes its device ready. Raises WorkerFailure, also once the worker has
-        ended."""
+    def start(self) -> WorkerProcess:
+        """Starts a process and makes its device ready. Raises WorkerFailure, also once the worker ended."""
         if self.ended:
             raise WorkerFailure("error", "its case has ended")
         process, threads = self.new_process()
@@ -76,6 +73,7 @@ class Worker:
         self.prepared.clear()
         for entry in self.entries:
             entry.pinned = process.facts["pinned"]
+        return process
 
     def stop(self) -> None:
         """Kills the process. The next request starts a new one."""
@@ -93,21 +91,18 @@ class Worker:
         if self.process is not None:
             self.process.pause()
 
-    def _raw(self, request: str, deadline: float, **arguments: Any) -> Any:
-        assert self.process is not None
-        return self.process.ask(request, deadline, **arguments)
-
-    def ready(self) -> None:
-        """Makes sure that there is a living process at the present stage. Raises WorkerFailure."""
-        if self.process is None or not self.process.alive:
-            self.start()
+    def living_process(self) -> WorkerProcess:
+        """The process, or a new one at the present stage if it has died. Raises WorkerFailure."""
+        process = self.process
+        if process is None or not process.alive:
+            process = self.start()
             for request, arguments in self.restore:
-                self._apply(request, arguments)
+                self._apply(process, request, arguments)
+        return process
 
-    def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
-        """Makes new operands and, with `beside`, a second set from those seeds; no entry is prepared on them
-        yet. Returns the digest of the last set."""
-        return self._stage([], "open", case=case, seeds=seeds, beside=beside)
+    def open(self, case: Case, seeds: dict[str, Any], second_seeds: dict[str, Any] | None = None) -> int:
+        """Makes one or two sets of operands; no entry is prepared on them yet. Returns the last digest."""
+        return self._stage([], "open", case=case, seeds=seeds, second_seeds=second_seeds)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
@@ -118,33 +113,27 @@ class Worker:
         """Loads new live operands for all prepared entries, on one of the sets."""
         self._stage(self.restore, "load", seeds=seeds, set_index=set_index)
 
-    def _stage(self, before: list[tuple[str, dict[str, Any]]], request: str, **arguments: Any) -> Any:
+    def _stage(self, before: list[Request], request: str, **arguments: Any) -> Any:
         """Makes a request, and keeps it for a process that replaces this one, which repeats the requests
         `before` and then this one."""
         self.restore = before
-        self.ready()
+        process = self.living_process()
         self.restore = [*before, (request, arguments)]
-        return self._apply(request, arguments)
+        return self._apply(process, request, arguments)
 
-    def _apply(self, request: str, arguments: dict[str, Any]) -> Any:
+    def _apply(self, process: WorkerProcess, request: str, arguments: dict[str, Any]) -> Any:
         if request != "load":
             self.prepared.clear()
-        return self._raw(request, self.deadlines.prepare, **arguments)
+        return process.ask(request, self.deadlines.prepare, **arguments)
 
     def prepare(self, entry: Entry) -> None:
         """Prepares an entry on the present operands, unless it is prepared already."""
-        self.ready()
+        process = self.living_process()
         if entry.name not in self.prepared:
-            answer = self._raw(
-                "prepare",
-                self.deadlines.prepare,
-                entry=entry.name,
-                impl=entry.impl.name,
-                launch=entry.launch,
-                config=entry.config,
-                plugin=bool(entry.impl.plugin),
-                call=not entry.interpreted,
-            )
+            impl, calls = entry.impl, not entry.interpreted
+            identity = {"entry": entry.name, "impl": impl.name, "plugin": bool(impl.plugin)}
+            options = {"launch": entry.launch, "config": entry.config, "call": calls}
+            answer = process.ask("prepare", self.deadlines.prepare, **identity, **options)
             entry.setup_s = max(entry.setup_s, answer["seconds"])
             entry.synchronises = answer["synchronises"]
             entry.source = answer["source"]
@@ -152,14 +141,14 @@ class Worker:
 
     def request(self, request: str) -> Any:
         """The answer to a request that is about no entry. Raises WorkerFailure."""
-        self.ready()
-        return self._raw(request, self.deadlines.call)
+        return self.living_process().ask(request, self.deadlines.call)
 
     def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
         """The answer to a request about an entry, which is prepared where need be. Raises WorkerFailure."""
         self.prepare(entry)
         deadline = self.deadlines.prepare if entry.interpreted else self.deadlines.call
-        return self._raw(request, deadline, entry=entry.name, **arguments)
+        assert self.process is not None
+        return self.process.ask(request, deadline, entry=entry.name, **arguments)
 
 
 def attempt(

@@ -19,20 +19,15 @@ its calls in such a step. The number of layers counts only if it differs between
 from __future__ import annotations
 
 R1 = "deepseek-r1"
-ISL, OSL = 3200, 800
-"""Tokens of a request in the sweep: of its prompt, and of its answer."""
-BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)
-"""The numbers of requests that decode together in the sweep."""
+ISL, OSL = 3200, 800  # tokens of a request in the sweep: of its prompt, and of its answer
+BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)  # the numbers of requests that decode together in the sweep
 PROMPTS = ((1, ISL), (4, ISL), (40, ISL))
-"""(prompts, tokens of each) that are prefilled together in the sweep; 40 prompts fill SGLang's
---chunked-prefill-size 131072."""
-CHUNK = 2048
-"""The max_num_batched_tokens of vLLM 0.7 with chunked prefill."""
+"""(prompts, tokens of each) that the sweep prefills together; 40 fill the chunk of AMD's runs, 131072."""
+CHUNK = 2048  # the max_num_batched_tokens of vLLM 0.7 with chunked prefill
 
 DP_BATCHES = (128, 64, 32, 16)
-"""The numbers of requests of a rank that decode together with DP attention. 128 is that of DeepSeek's decode
-profile (deepseek-ai/profile-data), and a rank's share of concurrency 1024; the others are shares of 512, 256
-and 128 (dstack, H200)."""
+"""The requests of a rank that decode together with DP attention: its shares of concurrency 1024, 512, 256 and
+128 (dstack, H200). 128 is also that of DeepSeek's decode profile (deepseek-ai/profile-data)."""
 DP_PROMPTS = ((1, ISL), (4, 4096))
 """The PROMPTS of a rank with DP attention. 4 x 4096 is DeepSeek's prefill profile, 16K tokens on each GPU."""
 
@@ -45,8 +40,7 @@ def decode_text(drafts: int) -> str:
 
 
 def step_text(tokens: int, prompt: int, drafts: int = 0) -> str:
-    """`decode`, `decode with 3 drafts`, `prefill` or `mixed`: a step of `tokens` tokens, `prompt` of which
-    are prompt tokens."""
+    """`decode with 3 drafts`, `prefill` or `mixed`: a step of tokens of which `prompt` are prompt tokens."""
     if not prompt:
         return decode_text(drafts)
     return "prefill" if prompt == tokens else "mixed"

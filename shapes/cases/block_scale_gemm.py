@@ -31,8 +31,7 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """Odd numbers of rows, fewer and more than tiles have; last blocks of 64 columns; odd numbers of blocks
-    of k."""
+    """Odd numbers of rows, fewer and more than tiles have, and of blocks of k; last blocks of 64 columns."""
     all_sizes = [(7, 320, 384), (33, 576, 512), (129, 192, 640)]
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 

@@ -1,5 +1,4 @@
-"""Cases of fused_moe: the routed experts of a rank. Their routing is uniform unless the place names
-another."""
+"""Cases of fused_moe: the routed experts of a rank. The place names a routing that is not uniform."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ def _case(
     model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0,
     shared: int = 0, routing: str = "uniform", drafts: int = 0,
 ) -> Case:  # fmt: skip
-    """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
-    prompt tokens."""
+    """The experts in a step of `tokens` tokens on each attention rank, of which `prompt` are of prompts."""
     on_rank = rows(model, parallel, tokens, routing)
     place = [f"{model.name} {parallel.text} {step_text(tokens, prompt, drafts)}"]
     if expert_columns(model, parallel) % PADDED:

@@ -9,6 +9,8 @@ from shapes.cases import CHUNK, DP_PROMPTS, ISL, PROMPTS
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
+SIZES = ("batch", "new", "prefix")  # the names of the sizes of the ragged cases
+
 
 def _case(
     model: ModelConfig, parallel: Parallel, batch: int, new: str, prefix: str = "0", weight: float = 1.0
@@ -23,7 +25,7 @@ def smoke() -> list[Case]:
         (3, "1..90", "0", 4), (1, "130", "0", 2), (2, "20..70", "0..60", 2), (4, "1..40", "30..100", 2),
         (1, "65", "64", 4),
     ]  # fmt: skip
-    names = ("batch", "new", "prefix", "heads")
+    names = (*SIZES, "heads")
     cases: list[dict[str, Size]] = [dict(zip(names, sizes, strict=True)) for sizes in all_sizes]
     cases.append(cases[2] | {"dtype": "fp8"})
     return [Case("mha_prefill", sizes, place="smoke") for sizes in cases]
@@ -33,10 +35,7 @@ def ragged() -> list[Case]:
     """Ten sequences, one of them without cached tokens; sequences without any, of 64, 86, 107 and 129, the
     last of which ends one token behind a tile; sequences that all have some."""
     all_sizes = [(10, "1..100", "0..90"), (4, "64..129", "0"), (4, "1..40", "30..100")]
-    return [
-        Case("mha_prefill", {"batch": batch, "new": new, "prefix": prefix})
-        for batch, new, prefix in all_sizes
-    ]
+    return [Case("mha_prefill", dict(zip(SIZES, sizes, strict=True))) for sizes in all_sizes]
 
 
 def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:

@@ -12,8 +12,7 @@ from shapes.workloads import Documented
 
 
 def sweep_ctx(drafts: int = 0) -> str:
-    """The span of `ctx` over the decode steps of a request of the sweep (see shapes.scheduler), its draft
-    tokens included."""
+    """The span of `ctx`, with drafts, over a sweep request's decode steps (see shapes.scheduler)."""
     return span_text(ISL + 1 + drafts, ISL + OSL - 1 + drafts)
 
 
@@ -27,8 +26,7 @@ def _case(
 
 
 def smoke() -> list[Case]:
-    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, a page of one token, and
-    several query tokens."""
+    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, several query tokens."""
     all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
     cases: list[dict[str, Size]] = [
         {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"}

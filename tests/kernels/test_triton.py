@@ -192,10 +192,10 @@ def test_compiles(op, target, text, kernel, instruction, others):
         assert not violations(launch, found[name], architecture), launch.name
     assert set(found) == {kernel, *others.split()}
     figures = found[kernel]
-    assert any(instruction in used for used in figures.instructions)
+    assert any(instruction in used for used in figures.matrix_instructions)
     if op == MLA and "heads=16" in text:
         waves = figures.threads // architecture.threads_per_wave
-        of_a_unit = (figures.registers, figures.shared_bytes, figures.columns, waves)
+        of_a_unit = (figures.registers, figures.shared_bytes, figures.tensor_columns, waves)
         assert architecture.resident(*of_a_unit)[0] >= 2, "the rule leaves a unit one program"
 
 

@@ -28,10 +28,10 @@ class Scripted(Monitor):
         self.log.append("end")
         return next(self.says)
 
-    def before(self) -> list[str]:
+    def complaints(self) -> list[str]:
         return self.busy
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         return {}
 
     def blocked(self) -> str:

@@ -54,7 +54,7 @@ class SimulatedPool:
 
     def devices(self) -> Sequence[Device]:
         there = {id: type for id, type in self.types.items() if self._is_there(id)}
-        return [Device(id, type, beside=len(there)) for id, type in there.items()]
+        return [Device(id, type, devices_on_machine=len(there)) for id, type in there.items()]
 
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Device):

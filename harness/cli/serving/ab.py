@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
 
-UNFINISHED = ("", "given up")
-"""Values of `harness.serving.ab.result.finished` for a record that can go on."""
+UNFINISHED = ("", "given up")  # values of `harness.serving.ab.result.finished` for a record that can go on
 
 
 def _percent(text: str | None) -> float | None:
@@ -33,11 +32,9 @@ def _percent(text: str | None) -> float | None:
     if text is None:
         return None
     number = re.fullmatch(r"(\d*\.?\d+) ?%?", text)
-    if not number or not 0 < float(number[1]) < 50:
-        raise ValueError(
-            f"cannot read --margin {text!r}; write per cent above 0 and below 50, as 0.5 or 0.5%"
-        )
-    return float(number[1])
+    if number and 0 < float(number[1]) < 50:
+        return float(number[1])
+    raise ValueError(f"cannot read --margin {text!r}; write per cent above 0 and below 50, as 0.5 or 0.5%")
 
 
 @click.command("ab", cls=Command)
@@ -141,8 +138,7 @@ def _plan(changes: JsonObject, options: Mapping[str, Any]) -> Plan | None:
 
 
 def parse_arm(text: str) -> tuple[str, JsonObject]:
-    """Reads `NAME: A=1 image=TAG --flag value` as the name and the entry of a plan. `A=unset` removes a
-    variable. Raises UsageError."""
+    """`NAME: A=1 B=unset image=TAG --flag value` -> the name and the entry of a plan. Raises UsageError."""
     name, _, changes = text.partition(":")
     try:
         words = shlex.split(changes)

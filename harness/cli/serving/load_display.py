@@ -18,24 +18,20 @@ from harness.report.text import counted, grouped
 from harness.serving.compare.identity import length
 from harness.serving.schema import SCOPES, ServingRun, Severity
 
+MAIN_LATENCIES = {"TTFT ms": ("ttft", "mean"), "TPOT ms": ("tpot", "mean")}
 LATENCIES = {
-    "TTFT ms": ("ttft", "mean"), "TPOT ms": ("tpot", "mean"), "ITL ms": ("itl", "mean"),
-    "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""), "step ms": ("decode_step", ""),
-    "batch ms": ("batch_latency", "mean"),
+    "ITL ms": ("itl", "mean"), "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""),
+    "step ms": ("decode_step", ""), "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
 """Column -> the metric and the statistic that it shows; an empty statistic is any."""
-NOT_TYPICAL = ("std", "min")
-"""Statistics that do not stand for a mean."""
+NOT_TYPICAL = ("std", "min")  # statistics that do not stand for a mean
 STATISTICS = {"total": "", "unknown": "?"}
 """Statistic -> what stands beside its value; others are named as they are."""
 BOUNDS = {"max": "up to ", "min": "down to "}
-SEVERITIES: tuple[Severity, ...] = ("wrong", "suspect", "note")
-"""Beginning with the worst."""
-ASSUMED = "assumed"
-"""The label of what a reader took for granted, or repaired."""
+SEVERITIES: tuple[Severity, ...] = ("wrong", "suspect", "note")  # the worst first
+ASSUMED = "assumed"  # the label of what a reader took for granted, or repaired
 DERIVED = " *"
-MOST_NAMED = 3
-"""The most runs that a line names; it counts the others."""
+MOST_NAMED = 3  # the most runs that a line names; it counts the others
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
 COLUMNS = ("run", *ABOUT, "input_len", "output_len", "request_rate", "max_concurrency", "metric", "statistic",
            "value", "unit", "scope", "tokens", "derived", "findings")  # fmt: skip
@@ -43,17 +39,15 @@ COLUMNS = ("run", *ABOUT, "input_len", "output_len", "request_rate", "max_concur
 
 
 def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> RenderableType:
-    """How many findings there are, a table for each client, and what was found or taken for granted.
-
-    files: the number of files; unread: how many of them could not be read
-    """
-    found = [(run, finding) for run in runs for finding in run.findings]
-    wrong_or_suspect = len({run.id for run, finding in found if finding.severity != "note"})
-    counts = _counts(Counter(finding.severity for _, finding in found))
+    """How many findings there are, a table for each client, and what was found or taken for granted. Of the
+    `files` that were named, `unread` could not be read."""
+    counts = _counts(Counter(finding.severity for run in runs for finding in run.findings))
     head = f"{counted(len(runs), 'run')} in {counted(files - unread, 'file')}; "
-    head += (
-        f"found {counts} ({counted(wrong_or_suspect, 'run')} wrong or suspect)" if counts else "nothing found"
-    )
+    if counts:
+        not_sound = {run.id for run in runs for finding in run.findings if finding.severity != "note"}
+        head += f"found {counts} ({counted(len(not_sound), 'run')} wrong or suspect)"
+    else:
+        head += "nothing found"
     if unread:
         head += f"; {counted(unread, 'file')} not read"
     parts: list[RenderableType] = [head]
@@ -61,16 +55,16 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
     if folder:
         parts.append(f"in {folder}")
     for client, runs_of_client in grouped(runs, lambda run: run.client).items():
-        rows = [_row(run) | {"run": run.id.removeprefix(folder)} for run in runs_of_client]
+        rows = [_row(run, folder) for run in runs_of_client]
         parts += [f"\n{client}", table_of(rows)]
         if any(cell.endswith(DERIVED) for row in rows for cell in row.values()):
             parts.append(f"{DERIVED.strip()} derived from other numbers of the row")
     notes: list[tuple[str, str, ServingRun]] = []  # (label, text, run)
-    for severity in SEVERITIES:
-        for run, finding in found:
-            if finding.severity == severity:
-                message = finding.message.removeprefix(f"{run.source}: ")
-                notes.append((severity, f"{finding.rule}: {message}", run))
+    for run in runs:
+        for finding in run.findings:
+            message = finding.message.removeprefix(f"{run.source}: ")
+            notes.append((finding.severity, f"{finding.rule}: {message}", run))
+    notes.sort(key=lambda note: SEVERITIES.index(note[0]))
     notes += [(ASSUMED, note, run) for run in runs for note in run.notes]
     lines = []
     for (label, text), equal_notes in grouped(notes, lambda note: note[:2]).items():
@@ -86,20 +80,27 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
     return Group(*parts)
 
 
-def _row(run: ServingRun) -> dict[str, str]:
-    """A line of a table: a text for each column."""
+def _row(run: ServingRun, folder: str) -> dict[str, str]:
+    """A line of a table: a text for each column, the most important first. folder: see `_common_folder`"""
     severities = Counter[Severity](f.severity for f in run.findings if f.severity != "note")
-    latencies = {header: _latency(run, *metric) for header, metric in LATENCIES.items()}
-    # Dicts keep the place of a key's first value: the latencies named here come early.
+    output = _output(run)
+    main = {header: _latency(run, *metric) for header, metric in MAIN_LATENCIES.items()}
+    others = {header: _latency(run, *metric) for header, metric in LATENCIES.items()}
+    has_number = any([output, *main.values(), *others.values()])
     cells = {
-        "run": run.id, "output tok/s": _output(run), "TTFT ms": "", "TPOT ms": "", "load": _load(run),
-        "in/out": _lengths(run), "found": _counts(severities), **latencies,
-        "else": "" if _output(run) or any(latencies.values()) else _other(run),
+        "run": run.id.removeprefix(folder),
+        "output tok/s": output,
+        **main,
+        "load": _load(run),
+        "in/out": _lengths(run),
+        "found": _counts(severities),
+        **others,
+        "else": "" if has_number else _other(run),
         "speculation": "" if run.speculation == "none" else run.speculation,
         "hardware": f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
         "engine": f"{run.engine} {run.version.partition('+')[0]}",
         "mode": "" if run.mode == "unknown" else run.mode,
-    }  # fmt: skip
+    }
     return {header: " ".join(cell.split()) for header, cell in cells.items()}
 
 
@@ -142,8 +143,7 @@ def _output(run: ServingRun) -> str:
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
-    """The statistic of the column. Where the run lacks the mean, its median or another value, with its
-    name."""
+    """The statistic of the column; where the run lacks the mean, its median or another value, named."""
     metric, label = run.metric(name, statistic), ""
     if metric is None and statistic == "mean":
         others = [other for other in run.metrics if other.name == name and other.statistic not in NOT_TYPICAL]
@@ -185,8 +185,7 @@ def _common_folder(runs: Sequence[ServingRun]) -> str:
 
 
 def as_csv(runs: Sequence[ServingRun]) -> str:
-    """A line for each metric. Lengths are those that were served, else those that were asked for; a rate of
-    `inf` is no limit."""
+    """A line for each metric. Lengths are as served, else as asked for; a rate of `inf` is no limit."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -17,8 +18,10 @@ from harness.files import require_writable
 from harness.paths import command
 from harness.report.terminal import show
 from shapes.case import MOST_QUERIES
+from shapes.names import unknown
 
 if TYPE_CHECKING:
+    from harness.serving.ledger import KernelChange
     from harness.serving.link.load import Load
     from harness.serving.link.model import Link
     from harness.serving.link.predictions import Outlook
@@ -28,6 +31,15 @@ KV = {"bf16": "bfloat16", "fp8": "fp8"}
 LENGTHS = re.compile(r"(?P<isl>\d+)/(?P<osl>\d+)(?:/(?P<ratio>\d+\.?\d*|\.\d+))?")
 TIME = re.compile(r"(?P<number>[0-9]*\.?[0-9]+)(?P<unit>ms|s|us)?")
 PARALLEL = re.compile(r"tp(?P<tp>\d+)(?:[ ,+]*ep(?P<ep>\d+))?")
+MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
+            "absorbed_bmm", "elementwise")  # fmt: skip
+CHANGE_FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
+NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
+CHANGE = re.compile(
+    rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="
+    rf"(?:(?P<factor>{NUMBER})x|saved:(?P<saved_us>{NUMBER})us)"
+    rf"(?:\((?P<low>{NUMBER})\.\.(?P<high>{NUMBER})(?:x|us)?\))?"
+)
 
 
 def _hardware(word: str) -> str:
@@ -42,10 +54,9 @@ def _require_r1(name: str) -> None:
     """Raises ValueError for a model whose layers are not those of DeepSeek-R1."""
     from shapes.models import model, named_model
 
-    asked, r1 = vars(named_model(name)), vars(model("deepseek-r1"))
-    differences = [
-        f"{key} {value}" for key, value in asked.items() if key not in ("name", "source") and value != r1[key]
-    ]
+    asked = vars(named_model(name))
+    r1 = vars(model("deepseek-r1")) | {key: asked[key] for key in ("name", "source")}
+    differences = [f"{key} {value}" for key, value in asked.items() if value != r1[key]]
     if differences:
         what = f"times of {asked['name']} are not modelled, as it is no DeepSeek-R1"
         instead = f"`run --suite {name}-tpN` times its kernels, `engine` says what runs"
@@ -106,19 +117,16 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     if of_cases not in ("", predicted):
         note = f"{cases} is of {of_cases}: only its load and drafts are taken"
         model = replace(model, notes=(*model.notes, note))
+    from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import outlook
-    from harness.serving.link.report import as_json, prediction
 
     outlooks = [outlook(model, load) for load in loads]
     answer(json_to, as_json(model, outlooks), lambda: prediction(model, outlooks))
 
 
 def _read_cases(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
-    """The load of a file of cases, its drafts, and its deployment, empty where it does not say it. Raises
-    UsageError where it has no load, and where the user gives another load or other drafts.
-
-    drafts: those that the user gives, or None
-    """
+    """The load of a file of cases, its drafts (else the user's), and its deployment, empty if unknown. Raises
+    UsageError where it has no load, and where the user gives another load or other drafts."""
     from harness.serving.link.load import Load
     from shapes.suites import cases_file
 
@@ -153,10 +161,9 @@ def model_of(options: dict[str, Any]) -> Link:
     if not match:
         raise UsageError(f"cannot read --parallel {options['parallel']!r}; write tp8, or tp8,ep8")
     names = ("hardware", "engine", "times", "calibrate", "drafts", "accept_length")
-    tp, ep, warm = int(match["tp"]), int(match["ep"] or 1), options.get("warm", False)
-    system = System(
-        **{name: options[name] for name in names}, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm
-    )
+    tp, ep = int(match["tp"]), int(match["ep"] or 1)
+    kv, warm = KV[options["kv_dtype"]], options.get("warm", False)
+    system = System(**{name: options[name] for name in names}, tp=tp, ep=ep, kv=kv, warm=warm)
     model = link(system)
     return model if options["calibrate"] else replace(model, notes=(*model.notes, *unvalidated(model.system)))
 
@@ -190,8 +197,6 @@ def what_if(
     """Predict what faster kernels are worth in serving. Changes count all together: mla_decode=2.0x,
     fused_moe=1.3x(1.2..1.4) with its 90 % interval, or block_scale_gemm:qkv_a@decode=saved:5us of each call.
     It also says what each op could give at most."""
-    from harness.serving.link.predictions import parse_change
-
     require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
     if ledger and not parsed:
@@ -199,8 +204,8 @@ def what_if(
     target_ms = _milliseconds(target_tpot) if target_tpot else None
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
+    from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import needs, outlook, predict
-    from harness.serving.link.report import as_json, prediction
 
     outlooks = [
         replace(outlook(model, load), changes=predict(model, load, parsed) if parsed else (),
@@ -214,6 +219,23 @@ def what_if(
         to_observe = command("serving", "observe", ledger, rows[-1], "--before", "FILE", "--after", "FILE")
         text = f"\nrows written to {ledger}: {len(rows)}; once the change was measured:\n  {to_observe}"
         show(text, sys.stderr if json_to == "-" else sys.stdout)
+
+
+def parse_change(text: str) -> KernelChange:
+    """The change that a text describes: `mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`,
+    `block_scale_gemm:qkv_a@decode=saved:5us`. Raises UsageError."""
+    from harness.serving.ledger import KernelChange
+    from harness.serving.names import OP_CLASSES
+
+    match = CHANGE.fullmatch(text.replace(" ", ""))
+    if not match:
+        raise UsageError(f"cannot read change {text!r}; write for example mla_decode=2.0x, or {CHANGE_FORM}")
+    if match["op"] not in OP_CLASSES:
+        raise UsageError(unknown("op", match["op"], MODELLED))
+    value = float(match["factor"] or match["saved_us"])
+    if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
+        raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
+    return KernelChange.model_validate({name: field for name, field in match.groupdict().items() if field})
 
 
 def _milliseconds(text: str) -> float:
@@ -230,20 +252,25 @@ def _record(
     """Adds a row to the ledger for each load, and returns the names of the rows. A row is named after the
     system, the load and the changes. Raises UsageError where the ledger has a row of that name."""
     from harness.serving.ledger import ChangeEntry, PredictionEntry, append
-    from harness.serving.link.predictions import parse_change, setting_of
+    from harness.serving.schema import OfferedLoad
 
     entries: list[ChangeEntry | PredictionEntry] = []
     for outlook in outlooks:
-        setting = setting_of(model, outlook.load)
+        load = outlook.load
+        workload = OfferedLoad(
+            input_len=load.mean_isl, output_len=load.mean_osl, range_ratio=load.range_ratio, request_rate=0.0,
+            concurrency=load.concurrency, num_prompts=load.concurrency * load.waves,
+        )  # fmt: skip
+        of_load = {"recv_interval": load.recv_interval, "workload": workload}
+        setting = model.setting.model_copy(update=of_load)
         row = (
             f"{model.system.hardware} {model.system.engine} {setting.note} {options['lengths']} "
-            f"c{outlook.load.concurrency}: {', '.join(changes)}"
+            f"c{load.concurrency}: {', '.join(changes)}"
         )
         entries.append(ChangeEntry(row=row, changes=tuple(map(parse_change, changes)), setting=setting))
-        to_repeat = _command(changes, options | {"concurrency": outlook.load.concurrency})
-        entries += [
-            PredictionEntry(row=row, prediction=change, command=to_repeat) for change in outlook.changes
-        ]
+        to_repeat = _command(changes, options | {"concurrency": load.concurrency})
+        for change in outlook.changes:
+            entries.append(PredictionEntry(row=row, prediction=change, command=to_repeat))
     append(ledger, *entries)
     return list(dict.fromkeys(entry.row for entry in entries))
 
@@ -270,7 +297,7 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     of gfx942 (MI300X, MI325X) were fitted to MI325X's server. The exit code is 1 where over all servers TPOT
     is more than 7 % off when calibrated on the shortest lengths (with drafts 10 % when calibrated on two
     points), or fewer than 85 % lie inside. `ledger` shows what changes of kernels were worth."""
-    from harness.serving.link.report import validation, validation_json
+    from harness.cli.serving.predict_display import validation, validation_json
     from harness.serving.link.validation import validated
 
     require_writable(json_to, None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.options import OneOf, answer, json_option, write_json
-from harness.errors import FAILED, OK, USAGE, UsageError
+from harness.errors import FAILED, OK, USAGE, UnreadableError, UsageError
 from harness.files import require_writable, write
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     be read."""
     from harness.cli.serving.load_display import as_csv, runs_table
     from harness.report.terminal import show
-    from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
 
     require_writable(json_to, csv_to)
@@ -78,8 +78,6 @@ def compare(
     """Compare two serving results, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
-    from dataclasses import asdict
-
     from harness.serving.clients.load import beside_each_other
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of
@@ -89,9 +87,8 @@ def compare(
     require_names("--assume", assume, ("all", *FIELDS))
     require_names("--despite", despite, SERVER)
     engine_of = engines_of(engines)
-    run_a, run_b = beside_each_other(
-        [with_engine(find(a), engine_of["A"]), with_engine(find(b), engine_of["B"])]
-    )
+    runs = [with_engine(find(a), engine_of["A"]), with_engine(find(b), engine_of["B"])]
+    run_a, run_b = beside_each_other(runs)
     metric = metric or default_metric(run_a, run_b)
     quantities = quantity_of(run_a, a, metric), quantity_of(run_b, b, metric)
     comparison = compare_quantities(*quantities, assume, despite)
@@ -100,8 +97,7 @@ def compare(
 
 
 def engines_of(texts: Sequence[str]) -> dict[str, str]:
-    """The engines of A and B. A text is `A=NAME`, `B=NAME`, or `NAME` for both. An engine that no text names
-    is empty. Raises UsageError."""
+    """The engines of A and B. A text is `A=NAME`, `B=NAME` or, for both, `NAME`. Raises UsageError."""
     from harness.serving.names import known_engine
 
     engines = {"A": "", "B": ""}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,11 +17,8 @@ from harness.serving.trace.result import NO_TIME, KernelTime, Times, Trace
 
 
 def trace_text(trace: Trace, phase: Phase | None, top: int) -> RenderableType:
-    """What `serving trace` prints.
-
-    phase: counts only the steps of this phase; None: of all. The times per step are then of each phase
-    top:   the number of kernels that are listed
-    """
+    """What `serving trace` prints of the steps of a phase, or of all, then with a table of the median step of
+    each phase. It lists the first `top` kernels."""
     parts: list[RenderableType] = [*_head(trace), "", *_classes(trace, phase)]
     if len(trace.steps) > 1:
         for phase_of_steps in trace.phases():
@@ -66,14 +62,14 @@ def _head(trace: Trace) -> Iterator[str]:
 
 def _classes(trace: Trace, phase: Phase | None) -> list[RenderableType]:
     """The table of op classes, with a line for their sum."""
-    by_class = trace.by_class(phase)
-    total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
-    rows = [
-        {"class": name}
-        | _cells(times, total.time_ns)
-        | {"of its time": _percent(times.exposed_ns, times.time_ns)}
-        for name, times in (by_class | {"sum": total}).items()
-    ]
+    classes = trace.by_class(phase)
+    total = NO_TIME
+    for times in classes.values():
+        total = total.plus(times)
+    rows = []
+    for name, times in [*classes.items(), ("sum", total)]:
+        exposure = _percent(times.exposed_ns, times.time_ns)
+        rows.append({"class": name, **_cells(times, total.time_ns), "of its time": exposure})
     title = f"of {phase} steps" if phase else "of the whole trace"
     return [title, table_of(rows)]
 
@@ -89,17 +85,13 @@ def _per_step(trace: Trace, phase: Phase) -> list[RenderableType]:
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     if periods:
         title += f", {_us(statistics.median(periods))} from start to start"
-    names = dict.fromkeys((*trace.by_class(phase), "host"))
-    per_step = {name: trace.per_step(name, phase) for name in names}
-    classes = [(name, times) for name, times in per_step.items() if times and times.exposed_ns]
-    classes.sort(key=lambda name_and_times: -name_and_times[1].time_ns)
-    total = sum(times.time_ns for _, times in classes)
-    rows = [
-        {"class": name}
-        | _cells(times, total)
-        | {"least to most": " to ".join(map(_us, times.least_and_most))}
-        for name, times in classes
-    ]
+    per_step = {name: trace.per_step(name, phase) for name in (*trace.by_class(phase), "host")}
+    classes = {name: times for name, times in per_step.items() if times and times.exposed_ns}
+    total = sum(times.time_ns for times in classes.values())
+    rows = []
+    for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns):
+        spread = " to ".join(map(_us, times.least_and_most))
+        rows.append({"class": name, **_cells(times, total), "least to most": spread})
     return [title, table_of(rows)]
 
 
@@ -132,8 +124,7 @@ def _unknown(kernels: Sequence[KernelTime], total_ns: float) -> list[RenderableT
 
 
 def _short(name: str) -> str:
-    """A kernel's name in at most 60 characters. The middle of a longer name is left out, because both ends
-    say most."""
+    """A kernel's name in at most 60 characters: its two ends, which say most, if it is longer."""
     name = name.removeprefix("void ")
     return name if len(name) <= 60 else f"{name[:37]}...{name[-20:]}"
 
@@ -165,9 +156,8 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     classes.sort(key=lambda row: -row["time_us"])
     kernels = [_times_in_us(kernel) for kernel in trace.kernels]
     for row in kernels:
-        row["shapes"] = [
-            {"dims": dims} | _in_us(times, without=["exposed_us"]) for dims, times in row["shapes"].items()
-        ]
+        shapes = row["shapes"].items()
+        row["shapes"] = [{"dims": dims} | _in_us(times, without=["exposed_us"]) for dims, times in shapes]
     steps = [
         _in_us(step) | {"classes": {name: _times_in_us(times) for name, times in step.classes.items()}}
         for step in trace.steps

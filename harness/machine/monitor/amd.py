@@ -45,8 +45,7 @@ def open_amd(
     smi: ModuleType | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Monitor:
-    """A monitor of the device that torch calls `platform.device`, or one that says why it reads nothing.
-    smi: the library; None means amdsmi."""
+    """A monitor of the device that torch calls `platform.device`, or one that says why it reads nothing."""
     if smi is None:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints what it does not find
@@ -107,13 +106,11 @@ class AmdMonitor(GpuMonitor):
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 
-    def __init__(self, platform: Platform, worker_pids: WorkerPids, smi: ModuleType, handle: object) -> None:
-        self.last: tuple[float, dict[str, float]] = (0.0, {})  # the slowdown counters at the last reading
-        super().__init__(platform, worker_pids, smi, handle)
+    last: tuple[float, Mapping[str, float]] = (0.0, {})  # the slowdown counters at the last reading
 
     def begin(self) -> None:
         super().begin()
-        self.last = (self.elapsed, dict(self.slowed_before))
+        self.last = (self.elapsed, self.slowed_before)
 
     def _metrics(self) -> dict[str, object]:
         return self._ask("GPU metrics", ["amdsmi_get_gpu_metrics_info"]) or {}

@@ -1,5 +1,4 @@
-"""What all monitors share (their interface, notes of readings, the check of clocks), and what those of GPUs
-do.
+"""What all monitors share (interface, notes of readings, the check of clocks), and what those of GPUs do.
 
 A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
 reads clocks is missing, the record says which quantities were not read.
@@ -12,7 +11,7 @@ import statistics
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,7 @@ class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    clock_name = "clock"  # the name of the cores' clock in the reasons of `end`
+    clock_name = "clock"  # the name of the cores' clock in what `end` returns
 
     def __init__(self) -> None:
         self.notes = Notes()
@@ -37,16 +36,14 @@ class Monitor(ABC):
         self.low_clocks: list[str] = []  # a line for each clock of this round that was far below the highest
 
     def check_clock(self, work: str, megahertz: float) -> None:
-        """Compares a clock with the highest one of the same work, as kernels differ in power and vector
-        width."""
+        """Compares a clock with the highest one of the same work, as kernels differ in power and width."""
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
         if megahertz < MIN_CLOCK * highest:
             share = f"{megahertz / highest:.0%} of the {highest:.0f} MHz before"
             self.low_clocks.append(f"{self.clock_name} {megahertz:.0f} MHz, {share}")
 
     @abstractmethod
-    def begin(self) -> None:
-        """Begins a round."""
+    def begin(self) -> None: ...  # begins a round
 
     @abstractmethod
     def sample(self, work: str = "") -> None:
@@ -54,7 +51,7 @@ class Monitor(ABC):
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Wraps a sample. By default the reading comes after it, as a reading beside it disturbs a CPU."""
+        """Wraps a sample. By default the reading comes after it, as a reading during it disturbs a CPU."""
         yield
         self.sample(work)
 
@@ -63,12 +60,12 @@ class Monitor(ABC):
         """Ends the round. Returns why it is disturbed, with figures, or an empty string."""
 
     @abstractmethod
-    def before(self) -> list[str]:
-        """A line for each thing that makes the device busy or its numbers doubtful. Takes half a second."""
+    def complaints(self) -> list[str]:
+        """What keeps the device busy or makes its readings doubtful, a line each. Takes half a second."""
 
     @abstractmethod
-    def readable(self) -> dict[str, str]:
-        """Each quantity with its value now, or why it cannot be read. It may take half a second."""
+    def current_values(self) -> dict[str, str]:
+        """Each quantity with its value now, or why it cannot be read. May take half a second."""
 
     def blocked(self) -> str:
         """Why several processes cannot use the device at once, or an empty string."""
@@ -94,16 +91,11 @@ class Notes:
 
     def take(self) -> JsonObject:
         """Returns the readings and forgets them: for each quantity {min, median, max}; `slowed_by`: reason ->
-        share of the samples; `samples` and `idle_samples`: counts; `not_read`: quantity -> why. Empty parts
-        are left out."""
-        taken: JsonObject = {
-            quantity: {
-                "min": round(min(values), 3),
-                "median": round(statistics.median(values), 3),
-                "max": round(max(values), 3),
-            }
-            for quantity, values in sorted(self.values.items())
-        }
+        share of the samples; `samples` and `idle_samples`: counts; `not_read`: quantity -> why."""
+        taken: JsonObject = {}
+        for quantity, values in sorted(self.values.items()):
+            figures = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+            taken[quantity] = {name: round(figure, 3) for name, figure in figures.items()}
         if self.samples:
             taken["samples"] = self.samples
             taken["slowed_by"] = {r: round(n / self.samples, 4) for r, n in self.reasons.most_common()}
@@ -138,10 +130,10 @@ class Blind(Monitor):
     def end(self) -> str:
         return ""
 
-    def before(self) -> list[str]:
+    def complaints(self) -> list[str]:
         return [f"clocks not read: {self.reason}"]
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         return {"clocks": f"not readable: {self.reason}"}
 
 
@@ -185,9 +177,7 @@ class GpuMonitor(Monitor):
         self.same_pids = False  # whether the driver was seen to use the process ids that we know
         self.slowed: set[str] = set()  # what disturbed the readings of this round
         self.workers: set[int] = set()  # the workers at the beginning of the round
-        # The slowdown counters at the beginning of the round.
-        self.elapsed = 0.0
-        self.slowed_before: Mapping[str, float] = {}
+        self.elapsed, self.slowed_before = 0.0, dict[str, float]()  # the slowdown counters as the round began
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
         """The answer of the first function that the library and the driver both have. None if no function
@@ -202,10 +192,7 @@ class GpuMonitor(Monitor):
         self.notes.unread[quantity] = reason
         return None
 
-    @staticmethod
-    def _message(error: Exception) -> str:
-        """What the library says of an error."""
-        return str(error)
+    _message: Callable[[Exception], str] = staticmethod(str)  # what the library says of an error
 
     @abstractmethod
     def _read(self) -> GpuReading: ...
@@ -225,6 +212,10 @@ class GpuMonitor(Monitor):
     def _utilisation(self) -> float | None:
         """Recent utilisation in per cent of the time."""
 
+    def _note_workers(self, pids: Collection[int], workers: Collection[int]) -> None:
+        """Notes that the driver uses the process ids that we know, once one of its ids is a worker's."""
+        self.same_pids = self.same_pids or not set(pids).isdisjoint(workers)
+
     def _foreign(self, pids: Collection[int], workers: Collection[int]) -> tuple[set[int], int]:
         """The processes that are known to be foreign, and the number of further ones that must be foreign.
 
@@ -233,7 +224,6 @@ class GpuMonitor(Monitor):
         many are foreign as exceed the number of our workers; it is unknown which.
         """
         present = set(pids)
-        self.same_pids |= not present.isdisjoint(workers)
         if self.same_pids:
             return present - set(workers), 0
         later = present - self.holders_before
@@ -247,9 +237,8 @@ class GpuMonitor(Monitor):
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Takes readings in a thread of this process while the worker's calls run: once the worker has
-        answered, the device may be idle and its clock another. After a sample that was too short for a
-        reading, it takes one."""
+        """Takes readings in a thread while the worker's calls run: once the worker has answered, the device
+        may be idle and its clock another. After a sample that was too short for a reading, it takes one."""
         is_over, was_read = threading.Event(), threading.Event()
 
         def read() -> None:
@@ -305,17 +294,19 @@ class GpuMonitor(Monitor):
 
     def _foreign_lines(self) -> list[str]:
         ran, workers = self._ran(), self.workers | set(self.worker_pids())
+        self._note_workers(ran, workers)
         if ran and not self.same_pids:
-            self._foreign(self._holders(), workers)  # finds out whether process ids are the same
+            self._note_workers(self._holders(), workers)
         foreign, further = self._foreign(ran, workers)
         lines = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(foreign)]
         if further:
             lines.append(f"{len(ran)} processes ran on {self.device}: {further} more than we have")
         return lines
 
-    def before(self) -> list[str]:
-        holders = self._holders()
-        foreign, further = self._foreign(holders, self.worker_pids())
+    def complaints(self) -> list[str]:
+        holders, workers = self._holders(), self.worker_pids()
+        self._note_workers(holders, workers)
+        foreign, further = self._foreign(holders, workers)
         lines = []
         for pid in sorted(foreign):
             name, held_bytes = holders[pid]
@@ -327,10 +318,10 @@ class GpuMonitor(Monitor):
         used_percent = self._utilisation()
         if used_percent is not None and used_percent > BUSY:
             lines.append(f"{self.device} is {used_percent:.0f} % busy")
-        self.notes.take()  # these readings are not of a round
+        self.notes.take()  # forgets these readings, which are not of a round
         return lines
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         reading, used_percent = self._read(), self._utilisation()
         for quantity, value in reading.values.items():
             self.notes.add(quantity, value)

@@ -29,7 +29,6 @@ STEAL_TICKS = 3  # and at least so many ticks
 OTHERS = 0.10  # other processes disturb a round if they take more than this share of a CPU,
 OTHERS_OF_ALL = 0.01  # and more than this share of all CPUs: large machines have many daemons
 OTHERS_TICKS = 4  # the error of the time of others, in ticks: three counters of a line are rounded
-
 GLANCE_S = 0.25  # seconds between two readings that judge the machine before a run
 NAMED = 3  # the most other processes that are named
 
@@ -83,8 +82,8 @@ class Counters:
         cpu_time: Callable[[int], float] = process_seconds,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """root: the folder that holds proc and sys; cpus: the CPUs that this process may use; cpu_time: the
-        CPU seconds of a process. Raises OSError where /proc/stat is missing or counts no CPU."""
+        """Raises OSError where /proc/stat is missing or counts no CPU. root: the folder that holds proc and
+        sys; cpus: those that this process may use; cpu_time: gives the CPU seconds of a process"""
         self.proc = root / "proc"
         self.devices = root / "sys/devices/system/cpu"
         self.cpus = sorted(os.sched_getaffinity(0) if cpus is None else cpus)
@@ -107,13 +106,12 @@ class Counters:
         """Reads all counters. Processes that are gone are left out."""
         ours, reaped = {}, {}
         for pid in processes:
-            try:
-                ours[pid] = self.cpu_time(pid)
+            with contextlib.suppress(OSError):
+                used_s = self.cpu_time(pid)
                 if pid != os.getpid():
                     fields = self.fields(pid)
                     reaped[pid] = (int(fields[13]) + int(fields[14])) * TICK_S  # cutime, cstime
-            except OSError:
-                ours.pop(pid, None)
+                ours[pid] = used_s
         overheated = sum(int(text(file)) for file in self.heat_files)
         return Reading(self.clock(), self._stat(), ours, reaped, self._throttled(), overheated)
 
@@ -130,8 +128,7 @@ class Counters:
         return ticks_of
 
     def fields(self, pid: int) -> list[str]:
-        """/proc/PID/stat from the state on: field n of proc(5) has index n - 3. Raises OSError if the process
-        is gone."""
+        """/proc/PID/stat from the state on: field n of proc(5) has index n - 3. Raises OSError."""
         return text(f"{self.proc}/{pid}/stat").rpartition(")")[2].split()
 
     def children(self, pid: int, all_threads: bool = False) -> list[int]:
@@ -208,9 +205,7 @@ class CpuMonitor(Monitor):
         self, worker_pids: WorkerPids, counters: Counters, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         super().__init__()
-        self.worker_pids = worker_pids
-        self.sleep = sleep
-        self.counters = counters
+        self.worker_pids, self.counters, self.sleep = worker_pids, counters, sleep
         self.descendants: set[int] = set()  # of workers, as the last search of all threads found them
         self.start: Reading | None = None  # the counters at the beginning of the round
         # When `take_conditions` was last called, and the CPU seconds of every process at that time.
@@ -240,7 +235,7 @@ class CpuMonitor(Monitor):
                 self.notes.unread["load"] = error.strerror or str(error)
         return "; ".join(reasons)
 
-    def before(self) -> list[str]:
+    def complaints(self) -> list[str]:
         first, spent = self._read(), self._spent()
         self.sleep(GLANCE_S)
         now = self._read()
@@ -256,14 +251,13 @@ class CpuMonitor(Monitor):
         now_s, spent = self.counters.clock(), self._spent()
         before = dict.fromkeys(spent, 0.0) | self.spent_before
         ours = self._own_processes(all_threads=True)
-        if others := self._busiest(before, spent, now_s - self.conditions_at_s, ours):
-            taken["processes"] = {
-                f"{self.counters.name_of(pid)} {pid}": round(100 * share) for pid, share in others.items()
-            }
+        others = self._busiest(before, spent, now_s - self.conditions_at_s, ours).items()
+        if others:
+            taken["processes"] = {f"{self.counters.name_of(pid)} {pid}": round(100 * s) for pid, s in others}
         self.conditions_at_s, self.spent_before = now_s, spent
         return taken
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         self.begin()
         self.sleep(GLANCE_S)
         self.sample()

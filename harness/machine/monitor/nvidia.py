@@ -29,16 +29,14 @@ POLICIES = {0: POWER_CAP, 1: THERMAL}
 """NVML_PERF_POLICY_*: each counts the nanoseconds in which it kept the clock below the requested one. Field
 values have finer reasons, but their numbers differ between releases of the driver (251 or 269)."""
 
-# The first function that the library and the driver have is called: old drivers lack the newer name, and
-# CUDA 14 removes the older one.
+# The first function that the library and the driver have is called: releases differ in names.
 CLOCK_REASONS = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
 TEMPERATURE = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"]
 EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # NVML_COMPUTEMODE_*
 
 
 def open_nvidia(platform: Platform, worker_pids: WorkerPids, nvml: ModuleType | None = None) -> Monitor:
-    """A monitor of the device, which is found by its UUID, or a monitor that says why it reads nothing.
-    nvml: the library; None means pynvml."""
+    """A monitor of the device, which is found by its UUID, or a monitor that says why it reads nothing."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
@@ -70,7 +68,6 @@ class NvidiaMonitor(GpuMonitor):
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.nvml = nvml
         self.clock, self.wall = clock, wall
         self.since = 0  # when the round began, in microseconds, as the driver counts
         self.is_slice = platform.uuid.startswith("MIG-")
@@ -87,16 +84,15 @@ class NvidiaMonitor(GpuMonitor):
         how = "`nvidia-smi -c DEFAULT` (as root) allows that"
         return f"{self.device} is in {EXCLUSIVE[mode]} mode and our workers must share it: {how}"
 
-    def before(self) -> list[str]:
-        lines = super().before()
+    def complaints(self) -> list[str]:
+        lines = super().complaints()
         if self.is_slice:
-            lines.append(
-                f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen"
-            )
+            unseen = "what runs on the other slices of its GPU is not seen"
+            lines.append(f"{self.device} is a MIG slice: {unseen}")
         return lines
 
     def _read(self) -> GpuReading:
-        nvml = self.nvml
+        nvml = self.library
         # Each call takes about 1 ms, in which the work may end: reasons before and after the clock count.
         bits_before = self._ask("clock reasons", CLOCK_REASONS)
         sm_mhz = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
@@ -118,8 +114,7 @@ class NvidiaMonitor(GpuMonitor):
         return GpuReading(values, sm_mhz, busy, slowed)
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """In seconds. CUDA 14 removes the function that reads the counters; readings then still have
-        reasons."""
+        """In seconds. CUDA 14 removes the function for it; readings then still have reasons."""
         slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)
@@ -133,18 +128,17 @@ class NvidiaMonitor(GpuMonitor):
 
     def _name(self, pid: int) -> str:
         try:
-            return str(self.nvml.nvmlSystemGetProcessName(pid)).rpartition("/")[2]
-        except self.nvml.NVMLError:
+            return str(self.library.nvmlSystemGetProcessName(pid)).rpartition("/")[2]
+        except self.library.NVMLError:
             return ""
 
     def _ran(self) -> dict[int, str]:
-        """The driver itself reads what runs about six times a second; these are its readings since the round
-        began. In a short round it may have read nothing, and then the next round gets what ran in this
-        one."""
+        """By what the driver has read since the round began, about six times a second. In a short round it
+        may have read nothing, and then the next round gets what ran in this one."""
         try:
-            readings = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
-        except self.nvml.NVMLError as error:
-            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # it means that nothing was read
+            readings = self.library.nvmlDeviceGetProcessUtilization(self.handle, self.since)
+        except self.library.NVMLError as error:
+            if error.value != self.library.NVML_ERROR_NOT_FOUND:  # it means that nothing was read
                 self.notes.unread["process utilisation"] = str(error)
             return {}
         highest: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import altair as alt
 
 from harness.files import JsonObject
-from harness.page.document import Chart, Columns, PageSection, anchor, table
+from harness.page.document import Chart, Number, PageSection, anchor, table
 from harness.page.serving.shared import AFTER, BEFORE, PREDICTED, TARGET, digits, names_axis
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import NAMES, UNITS, closing, row, summary
+from harness.serving.ab.result import NAMES, UNITS, closing, interval_text, row, summary
 
 PANEL = 170  # the width of one metric's plot in pixels
 COLOURS = (BEFORE, AFTER, TARGET, PREDICTED)
@@ -25,19 +26,23 @@ def ab_section(folder: Path) -> PageSection:
     record = Record(folder)
     result, name = summary(record), folder.name or "A/B"
     base, *others = result["plan"]["arms"]
-    # A row of the result: its arm, metric, verdict, change, the ends of the change's interval, and others.
-    rows = [list(row(verdict, base).values()) for verdict in result["verdicts"] if verdict["decides"]]
-    words = [f"{arm}: {word} ({metric} {change}, {ends})" for arm, metric, word, change, ends, *_ in rows]
+    headline = []
+    for verdict in result["verdicts"]:
+        if verdict["decides"]:
+            arm, metric = verdict["a"], NAMES[verdict["metric"]]
+            change = f"{metric} {verdict['percent']:+.2f} %, {interval_text(verdict)}"
+            headline.append(f"{arm}: {verdict['verdict']} ({change})")
     engine = " ".join(filter(None, (result["engine"].get("engine"), result["engine"].get("version"))))
     notes = [("engine", engine)] if engine else []
     notes += [("note", line.removeprefix("note: ")) for line in closing(result)]
-    shown_by = "python -m harness " + shlex.join(["serving", "ab", "--resume", str(folder)])
+    to_show = shlex.join(["serving", "ab", "--resume", str(folder)])
+    notes.append(("shown by", f"python -m harness {to_show}"))
     return PageSection(
         anchor=anchor("ab", name),
         title=f"{name}: {', '.join(others)} against {base}",
-        headline="; ".join(words) or "No pair was finished yet.",
+        headline="; ".join(headline) or "No pair was finished yet.",
         charts=list(_charts(record, result, anchor("ab", name))) if result["pairs"] else [],
-        notes=[*notes, ("shown by", shown_by)],
+        notes=notes,
     )
 
 
@@ -56,16 +61,13 @@ def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
         table=table(effects, {name: name for name in effects[0]}),
     )
     marks = {metric: list(_marks(launches, metric, arms)) for metric in metrics}
-    columns: Columns = {"pair": "pair"} | {
-        f"{NAMES[metric]} of {arm}, {UNITS[metric]}": (f"{metric} {arm}", digits())
-        for metric in metrics
-        for arm in arms
-    }
-    rows = [
-        {"pair": pair}
-        | {f"{metric} {arm}": by_arm[arm]["metrics"][metric] for metric in metrics for arm in arms}
-        for pair, by_arm in launches.items()
-    ]
+    columns: dict[str, str | Number] = {"pair": "pair"}
+    rows: list[JsonObject] = [{"pair": pair} for pair in launches]
+    for metric, arm in itertools.product(metrics, arms):
+        name = f"{NAMES[metric]} of {arm}, {UNITS[metric]}"
+        columns[name] = (name, digits())
+        for row_of_pair, by_arm in zip(rows, launches.values(), strict=True):
+            row_of_pair[name] = by_arm[arm]["metrics"][metric]
     yield Chart(
         f"{prefix}-pairs",
         "Pairs of launches",
@@ -77,9 +79,7 @@ def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
     )
 
 
-def _marks(
-    launches: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]
-) -> Iterator[dict[str, Any]]:
+def _marks(launches: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]) -> Iterator[JsonObject]:
     """The data of a point for each launch. That of the base also stands for the line of its pair."""
     for pair, by_arm in launches.items():
         values = {arm: by_arm[arm]["metrics"][metric] for arm in arms}
@@ -93,7 +93,7 @@ def _marks(
                        "from": min(known), "to": max(known), "aria": aria}  # fmt: skip
 
 
-def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> alt.TopLevelMixin:
+def _picture(marks: dict[str, list[JsonObject]], arms: list[str]) -> alt.TopLevelMixin:
     """A panel for each metric, with a line for each pair. marks: by metric"""
     repeats = len(arms) // len(COLOURS) + 1  # more arms than colours take colours again
     legend = alt.Legend(title=None, orient="top")

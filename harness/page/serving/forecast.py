@@ -15,8 +15,7 @@ from harness.page.style import colour_by, tooltips
 from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
-from harness.serving.link.predictions import Need, Share
-from harness.serving.link.report import worth
+from harness.serving.link.predictions import Need, Share, worth
 
 QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip
@@ -65,8 +64,7 @@ class Document(Record):
 
 
 def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
-    """The section of a document that `serving predict` or `what-if` wrote with --json. Raises UsageError for
-    another document."""
+    """The section of what `serving predict --json` or `what-if --json` wrote. Raises UsageError."""
     try:
         forecast = Document.model_validate(document)
     except ValidationError as error:
@@ -82,8 +80,7 @@ def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
 
 
 def _headline(forecast: Document) -> str:
-    """TPOT at the first and the last concurrency, and before it what the changes are worth at the last
-    one."""
+    """What the changes are worth at the last concurrency, then TPOT at the first and the last one."""
     where = f"{forecast.gpus or ''} x {forecast.hardware} with {forecast.engine}, {forecast.parallel}"
     first, last = forecast.workloads[0], forecast.workloads[-1]
     tpots = []
@@ -193,8 +190,7 @@ def _by_concurrency(forecast: Document, title: str, key: str, quantity: str, nam
 
 
 def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> alt.TopLevelMixin:
-    """A quantity against the concurrency, before and after a change, each with its band. target: a value that
-    is drawn as a line; None: no line"""
+    """A quantity by concurrency, before and after a change, each with its band, and a line at the target."""
     places = sorted({mark["concurrency"] for mark in marks})
     sides = dict.fromkeys(mark["side"] for mark in marks)
     x = alt.X(

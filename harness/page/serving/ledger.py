@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.document import Chart, Columns, PageSection, anchor, table
+from harness.page.document import Chart, Number, PageSection, anchor, table
 from harness.page.serving import shared
 from harness.page.style import colour_by, scale_of, tooltips
 from harness.report.text import grouped, ranged
@@ -60,24 +60,24 @@ def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
     quantity, unit = lines[0].kind[0], unit_text(lines[0].kind[1])
     names = []
     for line in lines:
-        name = f"{line.row}, {line.method}"
-        names.append(
-            f"{name}: {line.prediction.of} alone" if line.prediction and line.prediction.of else name
-        )
+        part = f": {line.prediction.of} alone" if line.prediction and line.prediction.of else ""
+        names.append(f"{line.row}, {line.method}{part}")
     named = list(zip(shared.distinct(names), lines, strict=True))
     marks = [mark for name, line in named for mark in _marks(name, line)]
     rows = [_row(name, line) for name, line in named]
-    changes = [f"{side} {end}" for side in COLOURS for end in CHANGE]
-    columns: Columns = {
-        "row, method": "name", **{f"{name}, {unit}": (name, shared.digits("+.5g")) for name in changes},
-        f"before, {unit}": ("before", shared.digits()), "off by": ("off", "off_text"), "verdict": "verdict",
-        "blind": "blind",
-    }  # fmt: skip
+    columns: dict[str, str | Number] = {"row, method": "name"}
+    for change in (f"{side} {end}" for side in COLOURS for end in CHANGE):
+        columns[f"{change}, {unit}"] = (change, shared.digits("+.5g"))
+    columns[f"before, {unit}"] = ("before", shared.digits())
+    columns |= {"off by": ("off", "off_text"), "verdict": "verdict", "blind": "blind"}
     return Chart(
-        anchor("ledger", title, quantity, unit), f"{quantity}, {unit}: predicted and observed change",
-        READING, _picture(marks, quantity, unit), table(rows, columns),
-        sum((mark["value"] is not None) + (mark["from"] is not None) for mark in marks),
-    )  # fmt: skip
+        anchor("ledger", title, quantity, unit),
+        f"{quantity}, {unit}: predicted and observed change",
+        READING,
+        _picture(marks, quantity, unit),
+        table(rows, columns),
+        sum(mark[part] is not None for mark in marks for part in ("value", "from")),
+    )
 
 
 def _row(name: str, line: LedgerLine) -> dict[str, Any]:
@@ -105,11 +105,12 @@ def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
         if record is None:
             continue
         text = f"{ranged(record.change, record.low, record.high)} {unit}"
-        has_both_ends = record.low is not None and record.high is not None
+        low, high = record.low, record.high
+        if low is None or high is None:
+            low = high = None
         marks.append({
-            "line": name, "side": side, "value": record.change,
-            "from": record.low if has_both_ends else None, "to": record.high if has_both_ends else None,
-            "text": text, "verdict": line.verdict + (", blind" if line.blind else ""),
+            "line": name, "side": side, "value": record.change, "from": low, "to": high, "text": text,
+            "verdict": f"{line.verdict}, blind" if line.blind else line.verdict,
             "colour": shared.VERDICT_COLOURS[line.verdict],
             "aria": f"{name}, {side}: {text}, {line.verdict}",
             "beside": "" if marks else line.verdict,  # once for both

@@ -9,14 +9,14 @@ import altair as alt
 from pydantic import ValidationError
 
 from harness.errors import UsageError, mistake
-from harness.page.document import Chart, Columns, PageSection, Table, anchor, table
+from harness.page.document import Chart, Number, PageSection, Table, anchor, table
 from harness.page.serving import shared
 from harness.page.style import colour_by, scale_of, tooltips
-from harness.serving.replay.replay import Replay, Timed
+from harness.serving.replay.replay import RERUN, Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
-RERUN = "base again"
-"""The name of the base's second run, which the base is compared with."""
+STEP, CHANGE = ("step, ms", "low", "high"), ("change, ms", "change low", "change high")
+"""The columns of a step's time and of its change, each with the ends of its interval."""
 WHOLE, ALONE = "the whole step", "swapped calls alone"
 """What was timed to know an arm's difference from the base."""
 
@@ -116,33 +116,31 @@ def _places_table(replay: Replay) -> Table:
 
 
 def _changes_table(replay: Replay) -> Table:
-    rows = [
-        {
-            "arm": name, "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
-            **_cells("step", arm.step), **_cells("change", arm.change), "alone": arm.alone,
-            "whole": arm.whole.ms if arm.whole else None, "apart": max(arm.difference.values(), default=None),
+    rows: list[dict[str, Any]] = []
+    for name, arm in replay.arms.items():
+        rows.append({
+            "arm": name,
+            "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
+            **_cells(STEP, arm.step),
+            **_cells(CHANGE, arm.change),
+            "alone, ms": arm.alone,
+            "whole model, ms": arm.whole.ms if arm.whole else None,
+            "outputs apart": max(arm.difference.values(), default=None),
             "failed": arm.failed,
-        }
-        for name, arm in replay.arms.items()
-    ]  # fmt: skip
+        })  # fmt: skip
     if replay.twin is not None:
-        rows.append(dict.fromkeys(rows[0]) | {"arm": RERUN, **_cells("change", replay.twin)})
-    plain, signed = shared.digits(), shared.digits("+.5g")
-    columns: Columns = {
-        "arm": "arm", "implementations": "implementations",
-        "step, ms": ("step", plain), "low": ("step low", plain), "high": ("step high", plain),
-        "change, ms": ("change", signed), "change low": ("change low", signed),
-        "change high": ("change high", signed), "alone, ms": ("alone", signed),
-        "whole model, ms": ("whole", signed), "outputs apart": ("apart", shared.digits(".1e")),
-        "failed": "failed",
-    }  # fmt: skip
+        rows.append(dict.fromkeys(rows[0]) | {"arm": RERUN, **_cells(CHANGE, replay.twin)})
+    columns: dict[str, str | Number] = {name: name for name in rows[0]}
+    columns |= {name: (name, shared.digits()) for name in STEP}
+    columns |= {name: (name, shared.digits("+.5g")) for name in (*CHANGE, "alone, ms", "whole model, ms")}
+    columns["outputs apart"] = ("outputs apart", shared.digits(".1e"))
     return table(rows, columns)
 
 
-def _cells(name: str, timed: Timed | None) -> dict[str, float | None]:
-    """The cells of a time and of the ends of its interval: NAME, NAME low, NAME high."""
-    fields = {name: "ms", f"{name} low": "low", f"{name} high": "high"}
-    return {column: getattr(timed, field, None) for column, field in fields.items()}
+def _cells(columns: Sequence[str], timed: Timed | None) -> dict[str, float | None]:
+    """The cells of a time and of the ends of its interval."""
+    values = (timed.ms, timed.low, timed.high) if timed else (None, None, None)
+    return dict(zip(columns, values, strict=True))
 
 
 def place_marks(replay: Replay) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ WIDTH = 640
 
 
 def op_colours(classes: Iterable[str]) -> alt.Scale:
-    """The colours of op classes, in the order of OP_CLASSES. Classes that it lacks come last, in one
-    colour."""
+    """The colours of op classes, in the order of OP_CLASSES; then classes that it lacks, in one colour."""
     names = set(classes)
     known = {name: about["colour"] for name, about in OP_CLASSES.items() if name in names}
     return scale_of({**known, **dict.fromkeys(sorted(names - known.keys()), PROVIDERS["torch"])})

@@ -567,13 +567,16 @@ def row(line: JsonObject, base: str) -> dict[str, str]:
         "metric": NAMES[line["metric"]],
         "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
         "change": f"{line['percent']:+.2f} %",
-        f"{100 * line['confidence']:.3g} % interval": (
-            "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
-        ),
+        f"{100 * line['confidence']:.3g} % interval": interval_text(line),
         base: f"{line['base']:.4g} {unit}",
         "arm's": f"{line['arm']:.4g} {unit}",
         "between launches": "" if spread is None else f"{spread:.2f} %",
     }
+
+
+def interval_text(verdict: JsonObject) -> str:
+    """The ends of the change's interval, `-1.20 to +0.40 %`; `any` where one pair gives none."""
+    return "{:+.2f} to {:+.2f} %".format(*verdict["interval"]) if verdict["interval"] else "any"
 
 
 def closing(found: JsonObject) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness import archive
-from harness.errors import UsageError
+from harness.errors import UnreadableError
 from harness.serving.clients.fields import NUMBER, Fields
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
@@ -27,10 +27,6 @@ MAGIC = {
     b"PAR1": "a Parquet file", b"ARROW1": "an Arrow file", b"\x80\x04\x95": "a pickle",
 }  # fmt: skip
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-class UnreadableError(UsageError):
-    """A file that cannot be read. The message names it, and the line at which it becomes unreadable."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.errors import UnreadableError
 from harness.files import read_toml
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.files import Document, UnreadableError, objects
+from harness.serving.clients.files import Document, objects
 from harness.serving.schema import (
     Metric,
     OfferedLoad,

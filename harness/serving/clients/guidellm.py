@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.errors import UnreadableError
 from harness.serving.clients.fields import Fields, real
-from harness.serving.clients.files import Document, UnreadableError, objects
+from harness.serving.clients.files import Document, objects
 from harness.serving.clients.format import Draft, formats
 from harness.serving.schema import RequestSamples
 

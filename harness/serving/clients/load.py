@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness.errors import mistake
+from harness.errors import UnreadableError, mistake
 from harness.serving.clients.console import Console
 from harness.serving.clients.fields import plain
-from harness.serving.clients.files import Document, UnreadableError, read
+from harness.serving.clients.files import Document, read
 from harness.serving.clients.format import Format, formats, table_file
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals

@@ -28,9 +28,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.serving.link.load import Array, Features, KernelSums, Load, features, settled
+from harness.serving.link.load import Array, Features, KernelSums, Load, features, settled_features
 
-ROUNDS = 60  # rounds of `learnt`; after 30 its result moves by less than 1 %
+LEARNING_ROUNDS = 60  # of `learnt`; after 30 its result moves by less than 1 %
+T90 = 1.7  # half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal
+TPOT_SCATTER, TTFT_SCATTER = 0.06, 0.25  # the assumed scatter of points about a fit, as a share
+SCATTER_POINTS = 6  # the number of residuals as which the assumed scatter counts
+FITTED_CONSTANTS = 2  # of each fit, those that count as set by the points; the prior holds the others
+ACCEPT_SCATTER = 0.03  # what an unknown accept length adds to the scatter, because it differs between prompts
+TPOT_CONSTANTS, TTFT_CONSTANTS = ("a", "k", "p"), ("h", "q", "cold", "each")
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,14 @@ class Normal:
     covariance: Array
 
     @classmethod
-    def of(cls, mean: Sequence[float], deviation: Sequence[float], correlation: Sequence[float]) -> Normal:
-        """correlation: that of each pair, in the order of the upper triangle"""
-        shape = np.eye(len(mean))
-        shape[np.triu_indices(len(mean), 1)] = correlation
-        whole = shape + shape.T - np.eye(len(mean))
-        return cls(np.array(mean, float), whole * np.outer(deviation, deviation))
+    def from_deviations(
+        cls, mean: Sequence[float], deviation: Sequence[float], correlation: Sequence[float]
+    ) -> Normal:
+        """correlation: that of each pair of constants, in the order of the upper triangle"""
+        upper = np.zeros((len(mean), len(mean)))
+        upper[np.triu_indices(len(mean), 1)] = correlation
+        correlations = np.eye(len(mean)) + upper + upper.T
+        return cls(np.array(mean, float), correlations * np.outer(deviation, deviation))
 
     @property
     def deviation(self) -> Array:
@@ -54,15 +62,20 @@ class Normal:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Measured values of one system: x [rows, n] and y [rows] > 0. scatter: the error of a y, as a share"""
+class Equations:
+    """Measured values of one system as equations y = x . constants.
+
+    x:       [values, constants]
+    y:       [values], each above 0
+    scatter: the error of each y, as a share of it
+    """
 
     x: Array
     y: Array
     scatter: float
 
     def fitted(self, prior: Normal) -> Normal:
-        """The constants after these rows (Bayes' rule for normal variables)."""
+        """The constants after these values (Bayes' rule for normal variables)."""
         if not len(self.y):
             return prior
         x = self.x / (self.scatter * self.y)[:, None]  # and y / (scatter * y) is 1 / scatter
@@ -70,42 +83,40 @@ class Rows:
         covariance = np.linalg.inv(precision + x.T @ x)
         return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
 
-    def scatter_about(self, constants: Normal, fitted: int) -> float:
-        """The scatter by the residuals of a fit of so many constants. The assumed scatter counts as
-        SCATTER_POINTS residuals."""
-        off = self.x @ constants.mean / self.y - 1
-        count = SCATTER_POINTS + max(len(off) - fitted, 0)
-        return float(np.sqrt((SCATTER_POINTS * self.scatter**2 + (off**2).sum()) / count))
+    def scatter_about(self, constants: Normal) -> float:
+        """The scatter by the residuals of a fit. The assumed scatter counts as SCATTER_POINTS residuals."""
+        residuals = self.x @ constants.mean / self.y - 1
+        freedom = SCATTER_POINTS + max(len(residuals) - FITTED_CONSTANTS, 0)
+        return float(np.sqrt((SCATTER_POINTS * self.scatter**2 + (residuals**2).sum()) / freedom))
 
 
-def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
+def learnt(start: Normal, systems: Mapping[str, Sequence[Equations]], start_weight: float) -> Normal:
     """The prior of a new system: the distribution of constants over systems, by expectation maximisation.
 
-    systems: the rows of each server, by machine and engine; all servers of one key count as one system
-    begun:   the distribution from which it starts
-    weight:  the number of systems as which the covariance of `begun` counts
+    start:        the distribution from which it starts
+    systems:      the equations of each server, by machine and engine; servers of one key count as one system
+    start_weight: the number of systems as which the covariance of `start` counts
     """
-    servers = [(1 / len(each) / len(systems), rows) for each in systems.values() for rows in each]
-    prior = begun
-    for _ in range(ROUNDS):
-        found = [(share, rows.fitted(prior)) for share, rows in servers]
-        mean = np.sum([share * one.mean for share, one in found], axis=0)
-        off = [share * (one.covariance + np.outer(one.mean - mean, one.mean - mean)) for share, one in found]
-        spread = len(systems) * np.sum(off, axis=0) + weight * begun.covariance
-        prior = Normal(mean, spread / (len(systems) + weight))
+    servers = []  # with the share of each in the mean
+    for of_system in systems.values():
+        servers += [(1 / len(of_system) / len(systems), equations) for equations in of_system]
+    prior = start
+    for _ in range(LEARNING_ROUNDS):
+        fits = [(share, equations.fitted(prior)) for share, equations in servers]
+        mean = np.sum([share * fit.mean for share, fit in fits], axis=0)
+        spread = [
+            share * (fit.covariance + np.outer(fit.mean - mean, fit.mean - mean)) for share, fit in fits
+        ]
+        total = len(systems) * np.sum(spread, axis=0) + start_weight * start.covariance
+        prior = Normal(mean, total / (len(systems) + start_weight))
     return prior
 
 
-T90 = 1.7  # half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal
-TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
-"""The assumed scatter of points about a fit, as a share, and the number of points as which it counts."""
-ACCEPT_SCATTER = 0.03  # what an unknown accept length adds to the scatter, because it differs between prompts
-OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
-BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
-BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
-BEGUN_WEIGHT = 3.0
-"""`learnt` starts from BEGUN_TPOT and BEGUN_TTFT. They are our guess before any measurement, and count as
-BEGUN_WEIGHT systems."""
+# The distributions from which `learnt` starts: our guess before any measurement. They count as START_WEIGHT
+# systems.
+START_TPOT = Normal.from_deviations((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
+START_TTFT = Normal.from_deviations((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
+START_WEIGHT = 3.0
 
 
 @dataclass(frozen=True)
@@ -120,8 +131,8 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A point with the kernel sums of its load."""
+class ModelledPoint:
+    """A measured point with the kernel sums of its load."""
 
     point: Point
     sums: KernelSums
@@ -129,30 +140,30 @@ class Measured:
     @functools.cached_property
     def features(self) -> Features:
         """The features at the measured TPOT and TTFT."""
-        steady = self.point.ttft_median_ms or self.point.ttft_ms or 0.0
-        return features(self.sums, self.point.tpot_ms, steady)
+        steady_ms = self.point.ttft_median_ms or self.point.ttft_ms or 0.0
+        return features(self.sums, self.point.tpot_ms, steady_ms)
 
 
-def tpot_rows(measured: Sequence[Measured]) -> Rows:
-    return _rows([(each.features.tpot, each.point.tpot_ms) for each in measured], len(OF_TPOT), TPOT_SCATTER)
+def tpot_equations(points: Sequence[ModelledPoint], scatter: float = TPOT_SCATTER) -> Equations:
+    x = np.array([modelled.features.tpot for modelled in points]).reshape(-1, len(TPOT_CONSTANTS))
+    return Equations(x, np.array([modelled.point.tpot_ms for modelled in points]), scatter)
 
 
-def ttft_rows(measured: Sequence[Measured]) -> Rows:
-    """The rows of mean TTFTs, and of medians where there are more than two waves: of two waves the first is
-    half, so that the median is not that of the steady state. Points that wait for memory are left out."""
-    rows = []
-    for each in measured:
-        point, found = each.point, each.features
-        median = point.ttft_median_ms if point.load.waves > 2 else None
-        if not found.queue_ms:
-            rows.append((found.mean, (point.ttft_ms or 0.0) - found.waiting_mean))
-            rows.append((found.steady, (median or 0.0) - found.waiting))
-    return _rows([(x, y) for x, y in rows if y > 0], len(OF_TTFT), TTFT_SCATTER)
-
-
-def _rows(rows: Sequence[tuple[Array, float]], constants: int, scatter: float) -> Rows:
-    x = np.array([x for x, _ in rows]).reshape(len(rows), constants)
-    return Rows(x, np.array([y for _, y in rows]), scatter)
+def ttft_equations(points: Sequence[ModelledPoint]) -> Equations:
+    """The equations of mean TTFTs, and of medians where there are more than two waves: of two waves the first
+    is half, so that the median is not that of the steady state. Points that wait for memory are left out."""
+    x, y = [], []
+    for modelled in points:
+        point, of_point = modelled.point, modelled.features
+        if of_point.queue_ms:
+            continue
+        if point.ttft_ms and point.ttft_ms > of_point.mean_waiting_ms:
+            x.append(of_point.mean)
+            y.append(point.ttft_ms - of_point.mean_waiting_ms)
+        if point.load.waves > 2 and point.ttft_median_ms and point.ttft_median_ms > of_point.waiting_ms:
+            x.append(of_point.steady)
+            y.append(point.ttft_median_ms - of_point.waiting_ms)
+    return Equations(np.array(x).reshape(-1, len(TTFT_CONSTANTS)), np.array(y), TTFT_SCATTER)
 
 
 @dataclass(frozen=True)
@@ -164,13 +175,14 @@ class Value:
     high: float
 
     @classmethod
-    def of(cls, value: float, share: float) -> Value:
+    def from_share(cls, value: float, share: float) -> Value:
         """share: the deviation, as a share of the value"""
         ratio = math.exp(T90 * share)
         return cls(value, value / ratio, value * ratio)
 
     @property
     def share(self) -> float:
+        """The deviation, as a share of the value."""
         return math.log(self.high / self.value) / T90
 
 
@@ -178,8 +190,8 @@ class Value:
 class Served:
     """What a client would see.
 
-    ttft:       after the first wave, which the median shows
-    ttft_mean:  over the whole run
+    tpot, ttft: in ms; ttft is that after the first wave, which the median shows
+    ttft_mean:  in ms, over the whole run
     output:     tokens/s of the instance
     decode_ms:  time of a decode step in the server
     stall_ms:   time of other requests' prefills in the server, for each token
@@ -205,54 +217,65 @@ class Constants:
     tpot_scatter: float = TPOT_SCATTER
     ttft_scatter: float = TTFT_SCATTER
 
-    def unsure(self, share: float) -> Constants:
-        """The constants if the accept length is not known. share: the deviation of its logarithm"""
-        if not share:
-            return self
-        off = share * self.tpot.mean
-        off[2] = 0.0  # p does not depend on the accept length
-        scatter = math.hypot(self.tpot_scatter, ACCEPT_SCATTER)
-        tpot = Normal(self.tpot.mean, self.tpot.covariance + np.outer(off, off))
-        return replace(self, tpot=tpot, tpot_scatter=scatter)
+    def with_unsure_accept_length(self, deviation: float) -> Constants:
+        """These constants for predictions that guess the accept length.
 
-    def fitted(self, measured: Sequence[Measured]) -> Constants:
+        deviation: that of the logarithm of the accept length; 0 if the length is known
+        """
+        if not deviation:
+            return self
+        shift = deviation * self.tpot.mean
+        shift[TPOT_CONSTANTS.index("p")] = 0.0  # p does not depend on the accept length
+        tpot = Normal(self.tpot.mean, self.tpot.covariance + np.outer(shift, shift))
+        return replace(self, tpot=tpot, tpot_scatter=math.hypot(self.tpot_scatter, ACCEPT_SCATTER))
+
+    def fitted(self, points: Sequence[ModelledPoint]) -> Constants:
         """The constants after these points."""
-        tpot, ttft = replace(tpot_rows(measured), scatter=self.tpot_scatter), ttft_rows(measured)
-        of_tpot, of_ttft = tpot.fitted(self.tpot), ttft.fitted(self.ttft)
-        pairs = ((tpot, of_tpot), (ttft, of_ttft))
-        return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, 2) for rows, of in pairs))
+        of_tpot, of_ttft = tpot_equations(points, self.tpot_scatter), ttft_equations(points)
+        tpot, ttft = of_tpot.fitted(self.tpot), of_ttft.fitted(self.ttft)
+        return Constants(tpot, ttft, of_tpot.scatter_about(tpot), of_ttft.scatter_about(ttft))
 
     def served(self, sums: KernelSums) -> Served:
         """Raises HarnessError where the batch does not settle."""
-        found = settled(sums, self.tpot.mean, self.ttft.mean)
-        tpot = _value(self.tpot, found.tpot, 0.0, self.tpot_scatter)
-        steady = _value(self.ttft, found.steady, found.waiting, self.ttft_scatter)
-        mean = _value(self.ttft, found.mean, found.waiting_mean, self.ttft_scatter)
-        decoding = (sums.load.mean_osl - 1) * tpot.value
-        life = mean.value + decoding
-        share = math.hypot(tpot.share * decoding, mean.share * mean.value) / life
-        a, k, p = (float(constant) for constant in self.tpot.mean)
+        settled = settled_features(sums, self.tpot.mean, self.ttft.mean)
+        tpot = _value(self.tpot, settled.tpot, 0.0, self.tpot_scatter)
+        steady = _value(self.ttft, settled.steady, settled.waiting_ms, self.ttft_scatter)
+        mean = _value(self.ttft, settled.mean, settled.mean_waiting_ms, self.ttft_scatter)
+        decoding_ms = (sums.load.mean_osl - 1) * tpot.value
+        life_ms = mean.value + decoding_ms
+        life_share = math.hypot(tpot.share * decoding_ms, mean.share * mean.value) / life_ms
+        output = Value.from_share(sums.load.output_tok_s(life_ms), life_share)
+        a, k, p = self.tpot.mean.tolist()
+        _, q, _, _ = self.ttft.mean.tolist()
+        steps_per_token, kernels_per_token_ms, stall_ms = settled.tpot.tolist()
         return Served(
-            tpot, steady, mean, Value.of(sums.load.output(life), share),
-            decode_ms=a + k * float(found.tpot[1] / found.tpot[0]), stall_ms=p * float(found.tpot[2]),
-            prefill_ms=float(self.ttft.mean[1]) * sums.prefill.ms(1), features=found,
-        )  # fmt: skip
+            tpot=tpot,
+            ttft=steady,
+            ttft_mean=mean,
+            output=output,
+            decode_ms=a + k * (kernels_per_token_ms / steps_per_token),
+            stall_ms=p * stall_ms,
+            prefill_ms=q * sums.prefill.ms(1),
+            features=settled,
+        )
 
 
-def _value(constants: Normal, x: Array, more: float, scatter: float) -> Value:
-    whole = max(float(x @ constants.mean) + more, 1e-3)
-    return Value.of(whole, math.hypot(float(np.sqrt(x @ constants.covariance @ x)) / whole, scatter))
+def _value(constants: Normal, x: Array, waiting_ms: float, scatter: float) -> Value:
+    """x . constants + waiting_ms, with its interval."""
+    ms = max(float(x @ constants.mean) + waiting_ms, 1e-3)
+    return Value.from_share(ms, math.hypot(float(np.sqrt(x @ constants.covariance @ x)) / ms, scatter))
 
 
-def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Constants:
+def learnt_constants(systems: Mapping[str, Sequence[Sequence[ModelledPoint]]]) -> Constants:
     """The constants of a system without points. systems: the points of each server, by machine and engine"""
-    tpot = {name: [tpot_rows(server) for server in servers] for name, servers in systems.items()}
-    ttft = {name: [ttft_rows(server) for server in servers] for name, servers in systems.items()}
-    return Constants(learnt(BEGUN_TPOT, tpot, BEGUN_WEIGHT), learnt(BEGUN_TTFT, ttft, BEGUN_WEIGHT))
+    tpot = {name: [tpot_equations(server) for server in servers] for name, servers in systems.items()}
+    ttft = {name: [ttft_equations(server) for server in servers] for name, servers in systems.items()}
+    return Constants(learnt(START_TPOT, tpot, START_WEIGHT), learnt(START_TTFT, ttft, START_WEIGHT))
 
 
 PRIOR = Constants(
-    Normal.of((3.66, 0.751, 1.29), (1.96, 0.156, 0.340), (-0.56, -0.08, 0.43)),
-    Normal.of((48.0, 1.235, 1368, 44.6), (33.0, 0.247, 890, 42.2), (-0.48, -0.12, -0.38, -0.25, 0.48, -0.10)),
-)
+    Normal.from_deviations((3.66, 0.751, 1.29), (1.96, 0.156, 0.340), (-0.56, -0.08, 0.43)),
+    Normal.from_deviations((48.0, 1.235, 1368, 44.6), (33.0, 0.247, 890, 42.2),
+                           (-0.48, -0.12, -0.38, -0.25, 0.48, -0.10)),
+)  # fmt: skip
 """`learnt_constants` of all stored series, rounded; `serving validate --json` ends with it."""

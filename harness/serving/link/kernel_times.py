@@ -1,24 +1,14 @@
 """Kernel times for predictions: from tables, from runs of this suite, or scaled from another machine.
 
-**Tables** are files of NVIDIA's AIConfigurator. Their `latency` is in milliseconds; here all times are in
-microseconds. What a time covers is told by the collectors (ai-dynamo/aiconfigurator, collector/). GEMM times
-include the quantisation of the activations. MoE times include the sorting by expert, both products, the
-activation and the weighted sum, but not the choice of experts. Prefill attention is plain (192 wide, values
-128), except that SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV head), as no engine runs it.
-Tables that time attention together with products (modules, and all of vLLM's) are not read. A set of tables
-is named SYSTEM/ENGINE/VERSION, for example h200_sxm/sglang/0.5.9. Until July 2026 this was a folder. Since
-then each op has a folder of its own, SYSTEM/OP/ENGINE/VERSION. If a version was not timed anew, `reuse.yaml`
-beside its tables names the version whose times are used.
+**Tables** are files of NVIDIA's AIConfigurator; aiconfigurator.toml says what their times cover. Their
+`latency` is in milliseconds; here all times are in microseconds.
 
 **Between the points** of a table the logarithm of the time is linear in the logarithm of the size. Times grow
 with the work. A measured curve that falls is noise, so its isotonic regression in the logarithm replaces it.
 
 **Assumed times** are not measured. They are the H200's tables, scaled by the data sheets of both machines: by
 the bandwidths if memory limits the kernel, by the peak TFLOPS if its products do. LAUNCH_US is added on both
-machines, so that small kernels scale little. fitted.toml and DEVIATION say how near the kernels of another
-machine come to its data sheet. They follow from AITER's own times for MI300X and MI350X
-(results/published/aiter-tuned.json): 28 of 31 lie in the 90 % interval. 25 of the 31 set `on_amd`; none is of
-MLA.
+machines, so that small kernels scale little. fitted.toml has what data sheets do not give.
 """
 
 from __future__ import annotations
@@ -27,7 +17,7 @@ import bisect
 import functools
 import math
 import re
-from collections import Counter
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +30,7 @@ from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 from shapes.lengths import parse_span
 
-BEYOND = 3.0  # times of a table are used up to this factor beyond its sizes
+MOST_BEYOND = 3.0  # times of a table are used up to this factor beyond its sizes
 
 
 class Surface:
@@ -48,75 +38,83 @@ class Surface:
 
     def __init__(self, points: Mapping[tuple[float, ...], float]) -> None:
         """points: from sizes to us; at least one"""
-        self.ends = [(min(column), max(column)) for column in zip(*points, strict=True)]
-        groups: dict[float, dict[tuple[float, ...], float]] = {}
-        for (size, *rest), us in sorted(points.items()):
-            groups.setdefault(size, {})[tuple(rest)] = us
-        self.sizes = [*groups]
-        if len(self.ends) == 1:
-            self.times = isotonic([group[()] for group in groups.values()])
+        self.ranges = [(min(column), max(column)) for column in zip(*points, strict=True)]
+        by_size: dict[float, dict[tuple[float, ...], float]] = {}  # by the first size, then by the others
+        for (size, *others), us in sorted(points.items()):
+            by_size.setdefault(size, {})[tuple(others)] = us
+        self.sizes = list(by_size)
+        if len(self.ranges) == 1:
+            self.times_us = isotonic([at_size[()] for at_size in by_size.values()])
         else:
-            self.parts = [Surface(group) for group in groups.values()]
+            self.surfaces = [Surface(at_size) for at_size in by_size.values()]
 
     def covers(self, *sizes: float) -> bool:
-        """Whether no size lies beyond those of the table by more than the factor BEYOND."""
-        pairs = zip(sizes, self.ends, strict=True)
-        return all(least / BEYOND <= size <= most * BEYOND for size, (least, most) in pairs)
+        """Whether no size lies beyond those of the table by more than the factor MOST_BEYOND."""
+        pairs = zip(sizes, self.ranges, strict=True)
+        return all(least / MOST_BEYOND <= size <= most * MOST_BEYOND for size, (least, most) in pairs)
 
-    def at(self, size: float, *rest: float) -> float:
+    def us_at(self, size: float, *others: float) -> float:
         """The time at these sizes. Below the least size it is that size's. Beyond the largest size a curve
         grows as it does over the last factor of 1.6. A surface grows there in proportion to the size, because
         it is more work of the same kind."""
         sizes = self.sizes
         if size <= sizes[0]:
-            return self._us(0, rest)
+            return self._us(0, others)
         if size > sizes[-1]:
-            return self._us(-1, rest) * (size / sizes[-1]) ** (1.0 if rest else self._slope())
+            return self._us(-1, others) * (size / sizes[-1]) ** (1.0 if others else self._slope())
         right = bisect.bisect_left(sizes, size)
         if sizes[right] == size:
-            return self._us(right, rest)
-        u = math.log(size / sizes[right - 1]) / math.log(sizes[right] / sizes[right - 1])
-        return self._us(right - 1, rest) ** (1 - u) * self._us(right, rest) ** u
+            return self._us(right, others)
+        weight = math.log(size / sizes[right - 1]) / math.log(sizes[right] / sizes[right - 1])
+        return self._us(right - 1, others) ** (1 - weight) * self._us(right, others) ** weight
 
-    def _us(self, point: int, rest: tuple[float, ...]) -> float:
-        return self.parts[point].at(*rest) if rest else self.times[point]
+    def _us(self, index: int, others: tuple[float, ...]) -> float:
+        return self.surfaces[index].us_at(*others) if others else self.times_us[index]
 
     def _slope(self) -> float:
         """The slope at the end of a curve, in logarithms; 1 if it has one point."""
-        least = self.sizes[-1] / math.exp(0.5)
+        least = self.sizes[-1] / math.exp(0.5)  # a factor of 1.6 below the end
         before = max((i for i, size in enumerate(self.sizes) if size < least), default=0)
         run = math.log(self.sizes[-1] / self.sizes[before])
-        return math.log(self.times[-1] / self.times[before]) / run if run else 1.0
+        return math.log(self.times_us[-1] / self.times_us[before]) / run if run else 1.0
 
 
 def isotonic(times: Sequence[float]) -> list[float]:
     """The growing times whose logarithms are nearest in least squares (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []  # mean of the logarithms, count
+    pools: list[tuple[float, int]] = []  # mean of the logarithms of neighbours, and their count
     for time in times:
-        pools.append((math.log(time), 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, n), (b, m) = pools[-2:]
-            pools[-2:] = [((a * n + b * m) / (n + m), n + m)]
+        mean, count = math.log(time), 1
+        while pools and pools[-1][0] > mean:
+            mean_before, count_before = pools.pop()
+            mean = (mean_before * count_before + mean * count) / (count_before + count)
+            count += count_before
+        pools.append((mean, count))
     return [math.exp(mean) for mean, count in pools for _ in range(count)]
 
 
 TABLES = PUBLISHED / "kernel-tables"
 _FORMAT = read_toml(Path(__file__).parent / "aiconfigurator.toml")
 FILES: Mapping[str, JsonObject] = _FORMAT["files"]
-WORDS: Mapping[str, str] = _FORMAT["words"]
+KERNEL_WORDS: Mapping[str, str] = _FORMAT["words"]
 """From words that tell kernels apart to the patterns by which they are recognised."""
 COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
 SUFFIXES = (".csv", ".txt", ".parquet")
-REUSED = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
+REUSED_VERSION = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
 Row = dict[str, Any]
 ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention where it was timed absorbed
-SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # rows with 0 of one are left out
+# Columns of sizes; a row in which one of them is 0 is left out.
+SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # a set of one may have tables of the other
-PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product; outside of this range the unit is not milliseconds
-# A kernel of AT_ROWS rows is left out if it takes over SLOWEST times as long as reading its weights and a
-# launch. Such times are the host's (vLLM 0.24's FP8 products) or of kernels that no engine runs (one MoE).
-SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
+PLAUSIBLE_TFLOPS = (3.0, 20_000.0)  # of a large product; outside of this range the unit is not milliseconds
+LAUNCH_US = 3.0
+# Kernels are left out if with JUDGED_ROWS rows they take over SLOWEST times as long as reading their weights
+# and a launch: such times are the host's (vLLM 0.24's FP8 products) or of a kernel that no engine runs (MoE).
+JUDGED_ROWS, SLOWEST = 64, 10.0
+# Sizes of DeepSeek-R1: of its hidden state and its experts; of heads; and of absorbed attention over the
+# latent cache, of queries and keys and of values.
+HIDDEN, EXPERTS, TOP_K, EXPERT_WIDTH = 7168, 256, 8, 2048
+HEAD_WIDTH, QK_WIDTH, V_WIDTH = 128, 576, 512
 
 
 class MissingTable(UsageError):
@@ -165,9 +163,11 @@ class Tables:
 
     @property
     def prefill_is_absorbed(self) -> bool:
-        sources = {*self._values("context_mla_perf", "kernel_source")}
-        engines_ = {engine_name(name) for name in self._values("context_mla_perf", "framework")}
-        return engines_ == {"sglang"} and sources <= {ABSORBED, ""}
+        """Whether prefill attention was timed in the absorbed form, which no engine runs."""
+        sources = self._values("context_mla_perf", "kernel_source")
+        frameworks = self._values("context_mla_perf", "framework")
+        of_sglang = {engine_name(name) for name in frameworks} == {"sglang"}
+        return of_sglang and all(source in (ABSORBED, "") for source in sources)
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         """The time in us. which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)"""
@@ -179,7 +179,9 @@ class Tables:
         the table counts elements: with bytes the largest message would take twice the time of NVLink."""
         backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
-        where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
+        where: dict[str, Any] = {"num_gpus": gpus}
+        if in_graphs:
+            where["backend"] = in_graphs[0]
         return self._us("custom_allreduce_perf", where, message_size=elements)
 
     def distributions(self) -> list[str]:
@@ -198,11 +200,11 @@ class Tables:
                 if where.items() <= row.items():
                     times.setdefault(tuple(row[size] for size in sizes), []).append(row["us"])
             if not times:
-                wanted = " ".join(f"{k}={v}" for k, v in where.items())
-                raise MissingTable(f"no rows of {file} with {wanted} in {self.where}")
+                selection = " ".join(f"{column}={value}" for column, value in where.items())
+                raise MissingTable(f"no rows of {file} with {selection} in {self.where}")
             # A case that was timed more than once has the median of its times.
-            self.surfaces[key] = Surface({case: sorted(us)[len(us) // 2] for case, us in times.items()})
-        return self.surfaces[key].at(*sizes.values())
+            self.surfaces[key] = Surface({case: statistics.median_high(us) for case, us in times.items()})
+        return self.surfaces[key].us_at(*sizes.values())
 
 
 @functools.cache
@@ -210,21 +212,26 @@ def read_tables(folder: Path) -> Tables:
     """The set of tables in a folder. Raises UsageError if there is none, or one cannot be read."""
     rows: dict[str, list[Row]] = {}
     for stem, path in table_files(folder).items():
-        columns, wanted = FILES[stem]["columns"], FILES[stem].get("wanted", {})
-        read = (_row(path, line, row, columns) for line, row in read_rows(path, wanted))
-        rows[stem] = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
+        file = FILES[stem]
+        lines = read_rows(path, file.get("wanted", {}))
+        read = [_row(path, line, row, file["columns"]) for line, row in lines]
+        with_sizes = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
+        if with_sizes:
+            rows[stem] = with_sizes
     where = folder.name if folder.parent == TABLES else str(folder)
-    tables = _labelled(folder, where, {stem: of_file for stem, of_file in rows.items() if of_file})
+    tables = _labelled(folder, where, rows)
     _require_milliseconds(folder, tables)
-    return _plausible(tables)
+    return _without_implausible(tables)
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """The tables with the label of most rows. Raises UsageError for several machines or engines."""
+    """The tables with the label of most rows: device, framework and version. Raises UsageError for several
+    machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
-    parts = ("device", "framework", "version")
-    labels = {stem: {tuple(row[part] for part in parts) for row in many} for stem, many in rows.items()}
+    labels: dict[str, set[tuple[str, str, str]]] = {}  # by file
+    for stem, of_file in rows.items():
+        labels[stem] = {(row["device"], row["framework"], row["version"]) for row in of_file}
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
     own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
     every = sorted(set().union(*labels.values()))
@@ -232,27 +239,28 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     if len(chips) > 1 or len({engine_name(engine) for _, engine, _ in own}) > 1:
         names = "; ".join(map(" ".join, every))
         raise UsageError(f"tables in {folder} are of more than one machine or engine: {names}")
-    device, engine, version = Counter(own or every).most_common(1)[0][0]
+    device, engine, version = statistics.mode(own or every)
     if folder.name in {version for _, _, version in own}:
         version = folder.name
-    mine = (device, engine_name(engine), version)
     notes = [
         f"{stem} in {where} is of {' '.join(label)}, the set of {device} {engine} {version}"
-        for stem, found in labels.items()
-        for label in sorted(found)
-        if (label[0], engine_name(label[1]), label[2]) != mine
+        for stem, of_file in labels.items()
+        for label in sorted(of_file)
+        if (label[0], engine_name(label[1]), label[2]) != (device, engine_name(engine), version)
     ]
     return Tables(device, engine, version, where, rows, notes=tuple(notes))
 
 
 def _row(path: Path, line: int, raw: Mapping[str, Any], columns: Sequence[str]) -> Row:
-    if lacks := [name for name in (*columns, *COMMON) if raw.get(name) in (None, "")]:
-        raise UsageError(f"cannot read {path}, line {line}: no column {lacks[0]!r}")
+    """The row of a file, with numbers as floats and the time in us."""
+    for name in (*columns, *COMMON):
+        if raw.get(name) in (None, ""):
+            raise UsageError(f"cannot read {path}, line {line}: no column {name!r}")
     latency = number(raw["latency"])
     if not isinstance(latency, float) or not 0 < latency < 1e6:
         raise UsageError(f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in ms")
     row = {name: number(raw[name]) for name in columns} | {"us": latency * 1e3}
-    row |= {name: str(raw.get(name) or "") for name in (*COMMON[:-1], *OPTIONAL)}
+    row |= {name: str(raw.get(name) or "") for name in (*COMMON, *OPTIONAL) if name != "latency"}
     if "step" in row:
         row["context"] = row["isl"] + row["step"]
     return {name: "bfloat16" if value == "float16" else value for name, value in row.items()}
@@ -263,68 +271,70 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
     for row in tables.rows.get("gemm_perf", ()):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
-        if is_large and not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
+        if is_large and not PLAUSIBLE_TFLOPS[0] < tflops < PLAUSIBLE_TFLOPS[1]:
             what = f"GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} TFLOPS"
             raise UsageError(f"{folder}: {what}; latency is to be in milliseconds")
 
 
-def _plausible(tables: Tables) -> Tables:
+def _without_implausible(tables: Tables) -> Tables:
     """The tables without times that cannot be those of the kernel that they name."""
     tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
-    rows, notes = dict(tables.rows), list(tables.notes)
-
-    def excess(row: Row) -> float:
-        """The time of a row over that of reading its weights and a launch; 0 for rows that are not judged."""
-        if row.get("gemm_dtype") == "fp8_block" and row["m"] == AT_ROWS:
-            read = row["n"] * row["k"]
-        elif row.get("num_tokens") == AT_ROWS and row.get("moe_ep_size") == 1:
-            read = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"] * row["num_experts"]
-        else:
-            return 0.0
-        return row["us"] / (LAUNCH_US + read / tbps / 1e6)
-
-    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")) if tbps else ():
-        found = sorted(filter(None, map(excess, rows.get(stem, ()))))
-        if found and (median := found[len(found) // 2]) > SLOWEST:
-            rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
-            what = f"{kind} of {AT_ROWS} rows take {median:.0f} times what reading their weights takes"
-            notes.append(f"{tables.where}: {what}: left out")
     engine = engine_name(tables.engine)
-    layers = [stem for stem in [*rows] if engine in FILES[stem].get("of_layers", ()) and rows.pop(stem)]
-    if layers:
-        notes.append(f"{tables.where}: {', '.join(layers)} hold products beside attention: left out")
+    rows, notes = dict(tables.rows), list(tables.notes)
+    kinds = {"gemm_perf": "FP8 products", "moe_perf": "experts"} if tbps else {}
+    for stem, kind in kinds.items():
+        slowness = [_slowness(row, tbps) for row in rows.get(stem, ())]
+        median = statistics.median_high([factor for factor in slowness if factor] or [0.0])
+        if median > SLOWEST:
+            rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
+            what = f"{kind} of {JUDGED_ROWS} rows take {median:.0f} times what reading their weights takes"
+            notes.append(f"{tables.where}: {what}: left out")
+    with_products = [stem for stem in rows if engine in FILES[stem].get("of_layers", ()) and rows[stem]]
+    if with_products:
+        rows = {stem: of_file for stem, of_file in rows.items() if stem not in with_products}
+        notes.append(f"{tables.where}: {', '.join(with_products)} hold products beside attention: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
 
 
-def words(name: str) -> frozenset[str]:
-    return frozenset(word for word, spelling in WORDS.items() if re.search(spelling, name, re.IGNORECASE))
+def _slowness(row: Row, tbps: float) -> float:
+    """The time of a row over that of reading its weights and a launch; 0 for rows that are not judged."""
+    if row.get("gemm_dtype") == "fp8_block" and row["m"] == JUDGED_ROWS:
+        weight_bytes = row["n"] * row["k"]
+    elif row.get("num_tokens") == JUDGED_ROWS and row.get("moe_ep_size") == 1:
+        weight_bytes = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"] * row["num_experts"]
+    else:
+        return 0.0
+    return row["us"] / (LAUNCH_US + weight_bytes / tbps / 1e6)
+
+
+def kernel_words(name: str) -> frozenset[str]:
+    """The words of KERNEL_WORDS that the name of a kernel has."""
+    return frozenset(word for word, regex in KERNEL_WORDS.items() if re.search(regex, name, re.IGNORECASE))
 
 
 def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
     """The tables without the rows of kernels that the engine does not run. Times of another kernel once made
     TPOT 54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
-    rows, notes, arch = dict(tables.rows), list(tables.notes), data_sheet(hardware).get("arch", "")
-    for file, of_file in FILES.items():
-        if not (op := of_file.get("op")):
+    rows, notes = dict(tables.rows), list(tables.notes)
+    for stem, file in FILES.items():
+        if "op" not in file or not rows.get(stem):
             continue
-        dtype = of_file.get("dtype")
-        known = entries(engine, op, arch) if engine in engines() else ()
+        op, dtype_column = file["op"], file.get("dtype")
+        of_op = [row for row in rows[stem] if not dtype_column or row[dtype_column] == "fp8_block"]
+        sources = {row["kernel_source"] for row in of_op}
+        known = entries(engine, op, data_sheet(hardware).get("arch", "")) if engine in engines() else ()
         run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
-        of_op = [row for row in rows.get(file, ()) if not dtype or row[dtype] == "fp8_block"]
-        by_source = Counter(row["kernel_source"] for row in of_op)
-        wanted = frozenset[str]().union(*map(words, run))
-        if not wanted:
-            if by_source:
-                notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
-            continue
+        run_words = {word for row in run for word in kernel_words(row)}
+        if sources and not run_words:
+            notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
         # A name without such a word may be of any kernel. It is taken only where no row names another one.
-        unfit = {source for source in by_source if words(source) and not words(source) & wanted}
-        if not unfit:
+        unfit = {name for name in sources if kernel_words(name) and not kernel_words(name) & run_words}
+        if not run_words or not unfit:
             continue
-        if not any(words(source) & wanted for source in by_source):
-            unfit = set(by_source)
+        if not any(kernel_words(name) & run_words for name in sources):
+            unfit = sources
         left_out = {id(row) for row in of_op if row["kernel_source"] in unfit}
-        rows[file] = [row for row in rows[file] if id(row) not in left_out]
+        rows[stem] = [row for row in rows[stem] if id(row) not in left_out]
         those = f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}"
         notes.append(f"{those}, the engine runs {' or '.join(run)}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
@@ -343,30 +353,38 @@ def table_files(folder: Path) -> dict[str, Path]:
                 f"no folder {folder} on disk: give that of a set of AIConfigurator's tables, which ends in "
                 "SYSTEM/ENGINE/VERSION, or of a run of this suite, with run.json and cells.jsonl"
             )
-    found: dict[str, Path] = {}
-    for files in (*map(_reused, homes), *map(_in, homes)):
-        found |= files
-    if not found:
+    paths: dict[str, Path] = {}
+    for home in homes:
+        paths |= _reused_files(home)
+    for home in homes:  # A file of the set itself replaces one of another version.
+        paths |= _files_in(home, FILES)
+    if not paths:
         sets = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
-        names = sorted({"/".join(place.parts[-3:-1]) for place in sets})
-        wanted = f"wanted: one or more of {', '.join(FILES)} as .csv or .parquet, or a run of this suite"
-        several = f"it has sets of tables: give {folder} with one of {', '.join(names)}"
-        raise UsageError(f"no tables in {folder}; {several if names else wanted}")
-    return found
+        names = sorted({"/".join(path.parts[-3:-1]) for path in sets})
+        why = f"wanted: one or more of {', '.join(FILES)} as .csv or .parquet, or a run of this suite"
+        if names:
+            why = f"it has sets of tables: give {folder} with one of {', '.join(names)}"
+        raise UsageError(f"no tables in {folder}; {why}")
+    return paths
 
 
-def _in(folder: Path, stems: Collection[str] = FILES) -> dict[str, Path]:
-    places = [(stem, folder / (stem + suffix)) for stem in stems for suffix in reversed(SUFFIXES)]
-    return {stem: path for stem, path in places if path.exists()}
+def _files_in(folder: Path, stems: Collection[str]) -> dict[str, Path]:
+    """The files of these stems; of several suffixes the first of SUFFIXES counts."""
+    paths = [(stem, folder / f"{stem}{suffix}") for stem in stems for suffix in reversed(SUFFIXES)]
+    return {stem: path for stem, path in paths if path.exists()}
 
 
-def _reused(home: Path) -> dict[str, Path]:
+def _reused_files(home: Path) -> dict[str, Path]:
+    """The files of other versions that `reuse.yaml` names."""
     try:
-        versions = REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8"))
+        versions = REUSED_VERSION.findall((home / "reuse.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return {}
-    of_stems = (_in(home.parent / version, [stem]) for stem, version in versions if stem in FILES)
-    return {stem: path for found in of_stems for stem, path in found.items()}
+    paths: dict[str, Path] = {}
+    for stem, version in versions:
+        if stem in FILES:
+            paths |= _files_in(home.parent / version, [stem])
+    return paths
 
 
 def read_rows(path: Path, wanted: Mapping[str, Collection[Any]]) -> Iterator[tuple[int, Row]]:
@@ -397,7 +415,7 @@ def number(value: Any) -> Any:
         return value
 
 
-PREFERRED = [(boundary, launch) for boundary in ("with_quant", "core") for launch in ("graph", "eager")]
+PREFERRED = [("with_quant", "graph"), ("with_quant", "eager"), ("core", "graph"), ("core", "eager")]
 """Boundaries and launch modes, the best first. Engines decode in graphs, and count the routing separately."""
 AXES = {
     "block_scale_gemm": (("n", "k"), ("m",)),
@@ -445,99 +463,124 @@ def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     def rank(cell: Mapping[str, Any]) -> tuple[int, float]:
         return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
 
-    right = [cell for cell in cells if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] > 0]
-    usable = [cell for cell in right if (cell["boundary"], cell["launch"]) in PREFERRED]
+    usable = [
+        cell for cell in cells
+        if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] > 0
+        and (cell["boundary"], cell["launch"]) in PREFERRED
+    ]  # fmt: skip
     best: dict[Key, dict[tuple[float, ...], float]] = {}
     for cell in sorted(usable, key=rank, reverse=True):  # the best replaces others
         sizes = {"q": "1"} | dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
-        fixed, axes = AXES[cell["op"]]
-        values = (sizes.get(name, "0") for name in fixed)
-        key = (cell["op"], tuple(int(value) if value.isdigit() else value for value in values))
-        best.setdefault(key, {})[tuple(sum(parse_span(sizes[name])) / 2 for name in axes)] = cell["time_us"]
+        fixed_names, interpolated_names = AXES[cell["op"]]
+        fixed = (sizes.get(name, "0") for name in fixed_names)
+        key = (cell["op"], tuple(int(value) if value.isdigit() else value for value in fixed))
+        interpolated = tuple(sum(parse_span(sizes[name])) / 2 for name in interpolated_names)
+        best.setdefault(key, {})[interpolated] = cell["time_us"]
     if not best:
         raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(runs)}")
     return MeasuredTimes(devices[0], ", ".join(runs), {key: Surface(times) for key, times in best.items()})
 
 
 FITTED = read_toml(Path(__file__).parent / "fitted.toml")
-DEVIATION = 0.4  # the deviation of the logarithm of a time
+DEVIATION = 0.4  # the deviation of the logarithm of an assumed time
 
 
-def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> float:
+def peak_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> float:
     """The time in us of a kernel at a machine's peaks. flops: of dense products; moved: bytes"""
     return LAUNCH_US + max(flops / sheet["tflops"][dtype], moved / sheet["tbps"]) / 1e6
 
 
+def peak_mla_us(sheet: JsonObject, rows: float, tokens: float, kv: str) -> float:
+    """The time in us of absorbed attention at a machine's peaks.
+
+    rows: query tokens of a sequence, times heads; tokens: in the cache of all sequences; kv: bfloat16 or fp8
+    """
+    flops = rows * (2 * tokens * (QK_WIDTH + V_WIDTH))
+    return peak_us(sheet, flops, tokens * QK_WIDTH * (2 if kv == "bfloat16" else 1), "bf16")
+
+
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables, scaled to another machine. here, there: its data sheet and the H200's"""
+    """The H200's tables, scaled to another machine. sheet, h200: its data sheet and the H200's
 
-    here: JsonObject
-    there: JsonObject
+    slower_mla, block_of_k_us: of fitted.toml; 0 for machines and engines that have none
+    """
+
+    sheet: JsonObject
+    h200: JsonObject
+    slower_mla: float
+    block_of_k_us: float
 
     @classmethod
-    def of(cls, hardware: str, engine: str) -> AssumedTables:
+    def scaled_to(cls, hardware: str, engine: str) -> AssumedTables:
         """Times for a machine that has a data sheet. hardware: its name there"""
-        base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
-        there, arch, where = data_sheet("h200"), here["arch"], f"assumed from {base.where} by data sheets"
-        token_us = (
-            FITTED["token_bytes"] / here["tbps"] / 1e6
-            if arch.startswith("gfx") and engine == "sglang"
-            else 0.0
-        )
-        between_us = FITTED["between_us"].get(f"{arch} {engine}", 0.0), token_us
-        return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
+        base, sheet = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
+        arch = sheet["arch"]
+        moves_bytes = arch.startswith("gfx") and engine == "sglang"
+        token_us = FITTED["token_bytes"] / sheet["tbps"] / 1e6 if moves_bytes else 0.0
+        return cls(
+            hardware, engine, base.version, f"assumed from {base.where} by data sheets", base.rows,
+            between_us=(FITTED["between_us"].get(f"{arch} {engine}", 0.0), token_us),
+            sheet=sheet, h200=data_sheet("h200"), slower_mla=FITTED["slower_mla"].get(arch, 0.0),
+            block_of_k_us=FITTED["block_of_k_us"].get(f"{arch} {engine}", 0.0),
+        )  # fmt: skip
+
+    @property
+    def is_amd(self) -> bool:
+        return self.sheet["arch"].startswith("gfx")
 
     @property
     def fitted(self) -> list[str]:
         """What the data sheets do not give, with what it was fitted to."""
-        arch, (step_us, token_us) = self.here["arch"], self.between_us
-        block_us = FITTED["block_of_k_us"].get(f"{arch} {self.engine}")
-        known = ((FITTED["slower_mla"].get(arch), "mla_decode x {:g}"), (step_us / 1e3, "{:g} ms a step"),
-                 (block_us, "FP8 products at least {:g} us for each 128 of k"),
-                 (token_us, "{:.0f} us a token"))  # fmt: skip
-        to_points = ", ".join(form.format(value) for value, form in known if value)
-        to_aiter = f"FP8 products x {FITTED['on_amd']:g}" if arch.startswith("gfx") else ""
-        both = (("MI325X with SGLang", to_points), ("AITER's own times", to_aiter))
-        return [f"fitted to {whose}: {what}" for whose, what in both if what]
+        step_us, token_us = self.between_us
+        of_points = [
+            (self.slower_mla, "mla_decode x {:g}"),
+            (step_us / 1e3, "{:g} ms a step"),
+            (self.block_of_k_us, "FP8 products at least {:g} us for each 128 of k"),
+            (token_us, "{:.0f} us a token"),
+        ]
+        known = [form.format(value) for value, form in of_points if value]
+        lines = [f"fitted to MI325X with SGLang: {', '.join(known)}"] if known else []
+        if self.is_amd:
+            lines.append(f"fitted to AITER's own times: FP8 products x {FITTED['on_amd']:g}")
+        return lines
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
-        here, there = (data_sheet_us(sheet, flops, moved, dtype) for sheet in (self.here, self.there))
-        return us * here / there
+        """The time here, if the H200 takes `us` for so many flops and moved bytes."""
+        return us * peak_us(self.sheet, flops, moved, dtype) / peak_us(self.h200, flops, moved, dtype)
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
-        size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
-        moved = size * (n * k + m * k) + 2 * m * n
-        scaled = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
+        element_bytes, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
+        moved = element_bytes * (n * k + m * k) + 2 * m * n
+        us = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
-            return scaled
-        arch = self.here["arch"]
-        block_of_k_us = FITTED["block_of_k_us"].get(f"{arch} {self.engine}", 0.0)
-        return max(scaled * (FITTED["on_amd"] if arch.startswith("gfx") else 1.0), block_of_k_us * k / 128)
+            return us
+        return max(us * FITTED["on_amd"] if self.is_amd else us, self.block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
-        expert = 3 * 7168 * 2048 / tp
-        touched = min(256.0, 8 * tokens) / ep
-        flops, moved = 2 * tokens * 8 / ep * expert, touched * expert + 4 * tokens * 7168
+        weights = 3 * HIDDEN * EXPERT_WIDTH / tp  # of one expert, a byte each
+        read_experts = min(float(EXPERTS), TOP_K * tokens) / ep
+        flops = 2 * tokens * TOP_K / ep * weights
+        moved = read_experts * weights + 4 * tokens * HIDDEN  # activations in and out, in bf16
         return self._scaled(super().moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """Scaled from the H200's times with a bf16 cache, whatever the type of the cache is here. The H200's
         times with an FP8 cache are 7.5 to 15.8 times what its data sheet gives, those with bf16 1.2 to 5.3
         times, and no other engine runs the FP8 kernel."""
-        tokens = batch * context
-        flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
-        there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")
-        us = super().mla_decode(batch, context, heads, "bfloat16")
-        us *= FITTED["slower_mla"].get(self.here["arch"], 1.0)
-        return us * data_sheet_us(self.here, flops, moved, "bf16") / there
+        cached = batch * context
+        us = super().mla_decode(batch, context, heads, "bfloat16") * (self.slower_mla or 1.0)
+        h200_us = peak_mla_us(self.h200, heads, cached, "bfloat16")
+        return us * peak_mla_us(self.sheet, heads, cached, kv) / h200_us
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
-        flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
+        flops = batch * length**2 * heads * (QK_WIDTH + V_WIDTH)
+        moved = 4 * batch * length * heads * QK_WIDTH  # queries and outputs in bf16, taken as equally wide
         return self._scaled(super().mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
-        flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))
+        flops = 2 * tokens * heads * HEAD_WIDTH * V_WIDTH
+        moved = 2 * heads * (HEAD_WIDTH * V_WIDTH + tokens * (HEAD_WIDTH + V_WIDTH))
         return self._scaled(super().absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
 
     # The all-reduce is the H200's: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450.

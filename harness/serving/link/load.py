@@ -3,20 +3,22 @@
 A step either prefills or decodes, and waiting prompts come first (SGLang's schedule). So each prefill stalls
 all requests that decode, and during the life of a request every other request is prefilled once:
 
-    TPOT = (a + k * decode) / accepted + p * stall  stall = batch / (tokens out - 1) * prefill of one prompt
-    TTFT = h + q * prefill + waiting                and, over a whole run, its first wave of prompts
+    TPOT  = (a + k * decode) / accepted + p * stall
+    stall = batch / (tokens out - 1) * prefill of one prompt
+    TTFT  = h + q * prefill + waiting
 
-Here `accepted` is the number of tokens that a request gets of a step: 1 without speculation. The time of a
-step, without the stalls, is spread over them. The constants a, k, p, h and q belong to one system;
-calibration.py explains them, and the two constants of the first wave.
+The mean TTFT of a whole run also counts the first wave of prompts, which come at once. `accepted` is the
+number of tokens that a request gets of a step: 1 without speculation. The time of a step, without the stalls,
+is spread over them. The constants a, k, p, h and q belong to one system; calibration.py explains them, and
+the two constants of the first wave.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,11 +29,12 @@ Array = np.ndarray
 PREFILL_TOKENS = 16384
 """Tokens of one prefill step by default: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
 MEMORY_SHARE = 0.82  # the share of a GPU's memory for weights and cache (SGLang's --mem-fraction-static)
-# The part of it for absorbed weights, workspaces and buffers of collectives. With this value some of 64
-# requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
-BESIDE_GB = 3.0
-BETWEEN_POINTS = math.sqrt(2)  # the factor between two points of a grid; times are interpolated between them
-ROUNDS, SETTLED = 500, 1e-7
+# The part of that share for absorbed weights, workspaces and buffers of collectives. With this value some of
+# 64 requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
+WORKSPACES_GB = 3.0
+GRID_FACTOR = math.sqrt(2)  # between two points of a grid; times are interpolated between them
+MAX_ITERATIONS = 500
+TOLERANCE = 1e-7  # relative change of TPOT and TTFT at which the closed loop has converged
 DRAIN = 0.4
 """How much longer than a mean request the last requests of a run take, as a share of a request's life. It
 would be 0 if all requests ended together, and 0.5 if their ends were spread evenly."""
@@ -87,39 +90,40 @@ class Load:
         return self.mean_isl + self.mean_osl / 2
 
     @property
-    def most_together(self) -> float:
-        """Prompts that one prefill step takes."""
+    def prompts_per_step(self) -> float:
+        """The most prompts that one prefill step takes."""
         return max(self.prefill_tokens / self.mean_isl, 1.0)
 
-    def output(self, life_ms: float) -> float:
-        """Output in tokens/s of the instance over a run of requests that live so long, with its end."""
-        drained = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
-        return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drained)
+    def output_tok_s(self, life_ms: float) -> float:
+        """Output of the instance over a whole run, with its end, if a request lives `life_ms`."""
+        drain = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
+        return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drain)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The terms of one phase over a grid: over batches of decode, or over the number of prompts of a prefill
-    step.
+    """The terms of one phase, with their times over a grid of batches.
 
-    us: [terms, grid] of all calls of a step
+    grid: [points], the number of requests in a decode step, or of prompts in a prefill step
+    us:   [terms, points], the time of all calls of a term in one step
     """
 
     terms: Sequence[Term]
     grid: Array
     us: Array
 
-    def at(self, point: float) -> Array:
-        """The us of each term, [terms]: linear in the logarithm of the grid, constant beyond it."""
-        place = np.interp(math.log(point), np.log(self.grid), np.arange(len(self.grid)))
+    def us_at(self, batch: float) -> Array:
+        """The us of each term, [terms]: linear in the logarithm of the batch, constant beyond the grid."""
+        place = np.interp(math.log(batch), np.log(self.grid), np.arange(len(self.grid)))
         left, right = self.us[:, math.floor(place)], self.us[:, math.ceil(place)]
         return left + (place % 1) * (right - left)
 
-    def ms(self, point: float) -> float:
-        """The time of all terms."""
-        return float(self.at(point).sum()) / 1e3
+    def ms(self, batch: float) -> float:
+        """The time of all terms in one step."""
+        return float(self.us_at(batch).sum()) / 1e3
 
     def indices(self, op: str, part: str = "") -> list[int]:
+        """The indices of an op's terms, or of those of one part of it."""
         return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
 
 
@@ -137,40 +141,39 @@ class KernelSums:
     capacity: float = math.inf
     cold: float = 0.0
 
-    def having(self, phase: str, us: Array) -> KernelSums:
-        """These sums with other times of a phase, [terms, grid]."""
-        return replace(self, **{phase: replace(getattr(self, phase), us=us)})
-
 
 @functools.cache
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold: float) -> KernelSums:
     """The kernel times of a load. memory_gb: of a GPU, or no limit. Raises UsageError if no request fits."""
     capacity = math.inf
     if memory_gb:
-        room = memory_gb * MEMORY_SHARE - structure.weights_gb - BESIDE_GB
-        capacity = room / (structure.kv_bytes * load.mean_context / 1e9)
+        cache_gb = memory_gb * MEMORY_SHARE - structure.weights_gb - WORKSPACES_GB
+        capacity = cache_gb / (structure.kv_bytes * load.mean_context / 1e9)
         if capacity < 1:
             raise UsageError(
                 f"no request of {load.mean_context:.0f} tokens fits: weights take "
                 f"{structure.weights_gb:.1f} GB of each GPU's {memory_gb:.1f}"
             )
-    chunks, q = math.ceil(load.mean_isl / load.prefill_tokens), 1 + structure.drafts
-    together = min(load.most_together, float(load.concurrency))
-    decode = _phase(structure.decode, min(float(load.concurrency), capacity),
-                    lambda batch: StepLoad(q * batch, batch, load.mean_context, q), 1)  # fmt: skip
-    prefill = _phase(structure.prefill, together,
-                     lambda n: StepLoad(n * load.mean_isl / chunks, n, load.mean_isl), chunks)  # fmt: skip
-    return KernelSums(load, decode, prefill, capacity, cold)
+    q, context, isl = 1 + structure.drafts, load.mean_context, load.mean_isl  # q: query tokens of a sequence
+    chunks = math.ceil(isl / load.prefill_tokens)  # prefill steps of one prompt
+    batches = _grid(min(float(load.concurrency), capacity))
+    prompts = _grid(min(load.prompts_per_step, float(load.concurrency)))
+    decode_steps = [StepLoad(q * batch, batch, context, q) for batch in batches.tolist()]
+    prefill_steps = [StepLoad(count * isl / chunks, count, isl) for count in prompts.tolist()]
+    decode_us = [[term.calls * term.time(step) for step in decode_steps] for term in structure.decode]
+    prefill_us = []
+    for term in structure.prefill:
+        # Each chunk calls every kernel. The time of attention is already that of the whole prompt.
+        calls = term.calls if term.op == "mha_prefill" else term.calls * chunks
+        prefill_us.append([calls * term.time(step) for step in prefill_steps])
+    decode = Phase(structure.decode, batches, np.array(decode_us))
+    return KernelSums(load, decode, Phase(structure.prefill, prompts, np.array(prefill_us)), capacity, cold)
 
 
-def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
-    """The terms over a grid from 1 to `most`. In chunks all but the attention is called for each."""
-    points = 1 + math.ceil(math.log(most) / math.log(BETWEEN_POINTS)) if most > 1 else 1
-    grid = np.geomspace(1.0, most, points)
-    loads = [step(float(point)) for point in grid]
-    calls = [term.calls * (1 if term.op == "mha_prefill" else chunks) for term in terms]
-    us = [[n * term.time(load) for load in loads] for n, term in zip(calls, terms, strict=True)]
-    return Phase(terms, grid, np.array(us))
+def _grid(most: float) -> Array:
+    """Batches from 1 to `most`, of which each is about GRID_FACTOR times the one before."""
+    points = 1 + math.ceil(math.log(most) / math.log(GRID_FACTOR)) if most > 1 else 1
+    return np.geomspace(1.0, most, points)
 
 
 @dataclass(frozen=True)
@@ -180,79 +183,91 @@ class Features:
     tpot:     factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
     steady:   factors of h, q, cold, each in the TTFT after the first wave, which is a client's median
     mean:     factors of the same constants in the TTFT over the whole run
-    waiting:  ms of the steady TTFT without a constant: for the end of a decode step, and for memory
-    waiting_mean: the same of the TTFT over the whole run
     batch:    requests that decode together
-    queue_ms: the part of `waiting` that is for memory
+    queue_ms: the part of `waiting_ms` that is for memory
+
+    waiting_ms is the part of the steady TTFT that has no constant: for the end of a decode step, and for
+    memory. mean_waiting_ms is that of the TTFT over the whole run.
     """
 
     tpot: Array
     steady: Array
     mean: Array
-    waiting: float
-    waiting_mean: float
+    waiting_ms: float
+    mean_waiting_ms: float
     batch: float
     queue_ms: float
 
 
 def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
     """The factors of the constants. ttft_ms: that of the steady state"""
-    load, accepted = sums.load, sums.load.accept_length or 1.0
-    c, n, waves = load.concurrency, load.mean_osl - 1, load.waves
-    others = (c - 1) / c
-    free = c * n * tpot_ms / (ttft_ms + n * tpot_ms)
-    batch = min(free, sums.capacity)
-    rate = batch / (n * tpot_ms)  # prompts per ms
-    one = sums.prefill.ms(1)
-    mean, last = _wave(sums)
-    queue = max(c / rate - n * tpot_ms - ttft_ms, 0.0) if batch < free else 0.0
-    if load.range_ratio == 1 and batch == free:
+    load = sums.load
+    concurrency, waves = load.concurrency, load.waves
+    accepted = load.accept_length or 1.0
+    others = (concurrency - 1) / concurrency  # the share of other requests among those in flight
+    tokens = load.mean_osl - 1  # after the first one, which prefill makes
+    unlimited = concurrency * tokens * tpot_ms / (ttft_ms + tokens * tpot_ms)  # the batch by Little's law
+    batch = min(unlimited, sums.capacity)
+    prompts_per_ms = batch / (tokens * tpot_ms)
+    prefill_ms = sums.prefill.ms(1)
+    wave_mean_ms, wave_end_ms = _first_wave(sums)
+    queue_ms = 0.0
+    if batch < unlimited:
+        queue_ms = max(concurrency / prompts_per_ms - tokens * tpot_ms - ttft_ms, 0.0)
+    if load.range_ratio == 1 and batch == unlimited:
         # All requests are in step: all prompts are prefilled, then all decode. Early ones wait for the last.
-        batch, stall, waiting, prefilling = float(c), (last - mean) / n, 0.0, mean
+        batch, stall_ms = float(concurrency), (wave_end_ms - wave_mean_ms) / tokens
+        waiting_ms, own_prefill_ms = 0.0, wave_mean_ms
     else:
-        stall = batch / n * others * one
-        waiting = others * tpot_ms * accepted * load.recv_interval / 2
-        residual = others * min(rate * one, 1.0) * one / 2  # of a prefill that runs when a prompt comes
-        together = min(1 + rate * others * (waiting + residual), load.most_together)
-        prefilling = sums.prefill.ms(together) + residual
-    steady = np.array([1.0, prefilling, 0.0, 0.0])
-    first = np.array([1.0, mean, sums.cold, sums.cold * (c + 1) / 2])
+        stall_ms = batch / tokens * others * prefill_ms
+        waiting_ms = others * tpot_ms * accepted * load.recv_interval / 2
+        # A prompt that comes while another is prefilled waits for half of that prefill.
+        residual_ms = others * min(prompts_per_ms * prefill_ms, 1.0) * prefill_ms / 2
+        together = min(1 + prompts_per_ms * others * (waiting_ms + residual_ms), load.prompts_per_step)
+        own_prefill_ms = sums.prefill.ms(together) + residual_ms
+    steady = np.array([1.0, own_prefill_ms, 0.0, 0.0])
+    first = np.array([1.0, wave_mean_ms, sums.cold, sums.cold * (concurrency + 1) / 2])
     return Features(
-        tpot=np.array([1 / accepted, sums.decode.ms(batch) / accepted, stall]),
+        tpot=np.array([1 / accepted, sums.decode.ms(batch) / accepted, stall_ms]),
         steady=steady,
         mean=(first + (waves - 1) * steady) / waves,
-        waiting=waiting + queue,
+        waiting_ms=waiting_ms + queue_ms,
         # The first wave finds the memory empty, so that it waits half as long.
-        waiting_mean=(waves - 1) / waves * (waiting + queue) + queue / 2 / waves,
+        mean_waiting_ms=(waves - 1) / waves * (waiting_ms + queue_ms) + queue_ms / 2 / waves,
         batch=batch,
-        queue_ms=queue,
+        queue_ms=queue_ms,
     )
 
 
-def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
-    """The features at the TPOT and TTFT to which they lead. Raises HarnessError if they do not settle."""
-    least = 0.05 * sums.decode.ms(1)  # a may be negative
-    tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least)
+def settled_features(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
+    """The features at the TPOT and TTFT that follow from them with these constants.
+
+    tpot, ttft: the constants, [3] and [4]. Raises HarnessError if the iteration does not converge
+    """
+    least_ms = 0.05 * sums.decode.ms(1)  # TPOT stays above this, because `a` may be negative
+    tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least_ms)
     ttft_ms = 0.0
-    for _ in range(ROUNDS):
-        found = features(sums, tpot_ms, ttft_ms)
-        new_tpot = max(float(found.tpot @ tpot), least)
-        new_ttft = max(float(found.steady @ ttft) + found.waiting - found.queue_ms, 0.0)
-        moved = abs(new_tpot / tpot_ms - 1) + abs(new_ttft - ttft_ms) / (1 + ttft_ms)
-        tpot_ms, ttft_ms = (tpot_ms + new_tpot) / 2, (ttft_ms + new_ttft) / 2
-        if moved < SETTLED:
-            return found
+    for _ in range(MAX_ITERATIONS):
+        at_these = features(sums, tpot_ms, ttft_ms)
+        new_tpot_ms = max(float(at_these.tpot @ tpot), least_ms)
+        without_queue_ms = float(at_these.steady @ ttft) + at_these.waiting_ms - at_these.queue_ms
+        new_ttft_ms = max(without_queue_ms, 0.0)
+        moved = abs(new_tpot_ms / tpot_ms - 1) + abs(new_ttft_ms - ttft_ms) / (1 + ttft_ms)
+        tpot_ms, ttft_ms = (tpot_ms + new_tpot_ms) / 2, (ttft_ms + new_ttft_ms) / 2
+        if moved < TOLERANCE:
+            return at_these
     raise HarnessError(
-        f"the batch at concurrency {sums.load.concurrency} does not settle: after {ROUNDS} rounds TPOT still "
-        f"moves from {tpot_ms:.3g} to {new_tpot:.3g} ms"
+        f"the batch at concurrency {sums.load.concurrency} does not settle: after {MAX_ITERATIONS} rounds "
+        f"TPOT still moves from {tpot_ms:.3g} to {new_tpot_ms:.3g} ms"
     )
 
 
-def _wave(sums: KernelSums) -> tuple[float, float]:
-    """Mean and last end, in ms, of the prefills of all prompts in flight, if they come at once."""
-    count = sums.load.concurrency
-    together = min(math.floor(sums.load.most_together), count)
-    full, left = divmod(count, together)
-    whole = sums.prefill.ms(together)
-    last = full * whole + (sums.prefill.ms(left) if left else 0.0)
-    return (together * whole * full * (full + 1) / 2 + left * last) / count, last
+def _first_wave(sums: KernelSums) -> tuple[float, float]:
+    """The mean end and the last end in ms of the prefills of all prompts in flight, if they come at once."""
+    prompts = sums.load.concurrency
+    per_step = min(math.floor(sums.load.prompts_per_step), prompts)
+    full_steps, left_over = divmod(prompts, per_step)
+    step_ms = sums.prefill.ms(per_step)
+    last_ms = full_steps * step_ms + (sums.prefill.ms(left_over) if left_over else 0.0)
+    sum_of_ends_ms = per_step * step_ms * full_steps * (full_steps + 1) / 2 + left_over * last_ms
+    return sum_of_ends_ms / prompts, last_ms

@@ -13,18 +13,9 @@ from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
-from harness.serving.link.calibration import PRIOR, T90, Constants, Measured, Point, Served
-from harness.serving.link.kernel_times import (
-    TABLES,
-    AssumedTables,
-    MeasuredTimes,
-    MissingTable,
-    Tables,
-    is_run,
-    of_engine,
-    read_measured_times,
-    read_tables,
-)
+from harness.serving.link import kernel_times
+from harness.serving.link.calibration import PRIOR, T90, Constants, ModelledPoint, Point, Served
+from harness.serving.link.kernel_times import MeasuredTimes, Tables
 from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, WARM_FROM, KernelSums, Load, kernel_sums
 from harness.serving.link.structure import Structure, structure
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
@@ -32,7 +23,6 @@ from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 from shapes.names import unknown
 
-HARDWARE, ENGINE = "h200", "sglang"  # the defaults
 ENGINES = ("sglang", "vllm", "trtllm", "atom")
 """The engines of the stored series. How other engines call the kernels is not known."""
 RANGE_RATIO = 0.8  # the range of lengths if nothing says it: InferenceX's
@@ -42,12 +32,12 @@ ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
 """By number of drafts, the least and the largest published accept length of R1 and V3: DeepSeek-V3's report,
 SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give
 others."""
-UNTOLD = 0.7
-"""Deviation of the logarithm of an accept length that the points do not tell. InferenceX's and ATOM's own
+UNSAID_DEVIATION = 0.7
+"""Deviation of the logarithm of an accept length that the points do not say. InferenceX's and ATOM's own
 runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""
-CACHED = 0.4
+CACHED_SHARE = 0.4
 """If TTFT is below this share of the time of the prompt's prefill kernels, prompts were found in a cache."""
-FAR = 5.0  # the largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen
+MOST_APART = 5.0  # plausible factor between the measured TPOT and that of the kernels' times; 4 was seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +89,15 @@ class Link:
         return self.structure.parallel.tp
 
     @property
-    def unsure(self) -> float:
-        """Deviation of the logarithm of the accept length."""
-        return unsureness(self.system, calibrated=bool(self.system.calibrate))
+    def accept_length_deviation(self) -> float:
+        """The deviation of the logarithm of the accept length."""
+        return accept_length_deviation(self.system, calibrated=bool(self.system.calibrate))
 
     @property
     def in_server(self) -> dict[str, float]:
         """By phase, the factor between a kernel's time in the server (decode steps, stalls) and alone."""
-        return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
+        _, k, p = self.constants.tpot.mean.tolist()
+        return {"decode": k, "prefill": p}
 
     @property
     def setting(self) -> Setting:
@@ -120,6 +111,7 @@ class Link:
         )  # fmt: skip
 
     def sums(self, load: Load) -> KernelSums:
+        """The kernel times of a load; it gets the accept length of this system if it says none."""
         warm_from = 0.0 if self.system.warm else WARM_FROM.get(self.system.engine, math.inf)
         cold = max(1 - load.mean_isl / warm_from, 0.0) if warm_from else 0.0
         load = load if load.accept_length else replace(load, accept_length=self.accept_length)
@@ -128,125 +120,145 @@ class Link:
     def served(self, load: Load) -> Served:
         return self.constants.served(self.sums(load))
 
-    def measured(self, points: Sequence[Point]) -> list[Measured]:
-        return [Measured(each, self.sums(each.load)) for each in points]
+    def modelled(self, points: Sequence[Point]) -> list[ModelledPoint]:
+        return [ModelledPoint(point, self.sums(point.load)) for point in points]
 
 
 def link(system: System | None = None) -> Link:
     """The model of a system. Raises UsageError without times for it, or for another system's."""
     system = system or System()
-    runs = [path for path in system.times if is_run(path)]
-    sets = [path for path in system.times if path not in runs]
-    if len(sets) > 1:
-        raise UsageError(f"--times names more than one set of tables: {', '.join(sets)}; give one")
-    tables = read_tables(Path(sets[0])) if sets else None
-    served = [run for name in system.calibrate for run in load_runs(name)]
-    system, told = _told(system, served)
-    model = uncalibrated(system, tables, read_measured_times(runs) if runs else None)
+    run_paths = [path for path in system.times if kernel_times.is_run(path)]
+    table_paths = [path for path in system.times if path not in run_paths]
+    if len(table_paths) > 1:
+        raise UsageError(f"--times names more than one set of tables: {', '.join(table_paths)}; give one")
+    tables = kernel_times.read_tables(Path(table_paths[0])) if table_paths else None
+    served = [run for path in system.calibrate for run in load_runs(path)]
+    system, draft_notes = _with_drafts_of_runs(system, served)
+    model = uncalibrated(system, tables, kernel_times.read_measured_times(run_paths) if run_paths else None)
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
-    points, notes = own_points(served, model.setting, engine_given=bool(system.engine))
-    measured = model.measured(points)
-    for each in measured:
-        require_plausible(each, model.served(each.point.load).tpot.value)
-    return replace(model, constants=model.constants.fitted(measured), notes=(*model.notes, *told, *notes))
+    points, point_notes = own_points(served, model.setting, engine_given=bool(system.engine))
+    modelled = model.modelled(points)
+    for modelled_point in modelled:
+        require_plausible(modelled_point, model.served(modelled_point.point.load).tpot.value)
+    constants = model.constants.fitted(modelled)
+    return replace(model, constants=constants, notes=(*model.notes, *draft_notes, *point_notes))
 
 
-def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]]:
-    """The system with the drafts and the accept length that its runs tell, if the user gave none."""
-    speculate = [run for run in runs if run.speculation not in (UNKNOWN, "none")]
-    drafts, lengths = {run.drafts for run in speculate}, [run.accept_length for run in speculate]
-    known, notes = [length for length in lengths if length], []
-    if system.drafts is None and len(drafts) == 1 and (told := drafts.pop()):
-        system, notes = replace(system, drafts=told), [f"the points tell --drafts {told}"]
-    if system.drafts and system.accept_length is None and known:
-        mean = sum(known) / len(known)
+def _with_drafts_of_runs(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]]:
+    """The system with the drafts and the accept length of its runs, if the user gave none; notes on them."""
+    speculating = [run for run in runs if run.speculation not in (UNKNOWN, "none")]
+    drafts = {run.drafts for run in speculating}
+    lengths = [run.accept_length for run in speculating if run.accept_length]
+    notes = []
+    if system.drafts is None and len(drafts) == 1 and all(drafts):
+        system = replace(system, drafts=drafts.pop())
+        notes.append(f"the points tell --drafts {system.drafts}")
+    if system.drafts and system.accept_length is None and lengths:
+        mean = sum(lengths) / len(lengths)
         system = replace(system, accept_length=mean)
         notes.append(f"the points tell an accept length of {mean:.3g}; --accept-length gives another")
     return system, notes
 
 
-def accepted(system: System) -> tuple[float, str]:
-    """The accept length for predictions, and a note on it. Raises UsageError."""
-    drafts, length = system.drafts or 0, system.accept_length
-    if length is not None and not drafts:
+def accept_length_of(system: System) -> tuple[float, str]:
+    """The accept length for predictions, and a note on it if it is a guess. Raises UsageError."""
+    drafts, given = system.drafts or 0, system.accept_length
+    if given is not None and not drafts:
         raise UsageError("--accept-length needs --drafts N, the tokens that a step drafts")
-    if length is not None and not 1 <= length <= 1 + drafts:
-        raise UsageError(f"accept length {length:g}: steps with --drafts {drafts} give 1 to {1 + drafts}")
-    if not drafts or length is not None:
-        return length or 1.0, ""
+    if given is not None and not 1 <= given <= 1 + drafts:
+        raise UsageError(f"accept length {given:g}: steps with --drafts {drafts} give 1 to {1 + drafts}")
+    if given is not None or not drafts:
+        return given or 1.0, ""
     if drafts not in ACCEPTED and not system.calibrate:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
-    off = 100 * (math.sqrt(high / low) - 1)
-    published = f"{low:g} to {high:g}, as published with --drafts {drafts}"
-    note = f"{published}, +-{off:.0f} % of TPOT; give --accept-length"
+    error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
+    note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
     if system.calibrate:
         note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
     return math.sqrt(low * high), f"accept length unknown: {note}"
 
 
-def unsureness(system: System, *, calibrated: bool) -> float:
+def accept_length_deviation(system: System, *, calibrated: bool) -> float:
     """Deviation of the logarithm of the accept length; 0 if it is known."""
     if not system.drafts or system.accept_length is not None:
         return 0.0
     low, high = ACCEPTED.get(system.drafts, (1.0, 1.0))
-    return UNTOLD if calibrated else math.log(high / low) / 2 / T90
+    return UNSAID_DEVIATION if calibrated else math.log(high / low) / 2 / T90
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
-    """The model with the constants of other systems."""
-    hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
-    engine = engine_name(system.engine or (tables.engine if tables else ENGINE))
-    if not (data_sheet(hardware) or tables or runs):
+    """The model with the constants of other systems. Raises UsageError for a system without times.
+
+    tables, runs: times of the user's; without tables those of this project, or assumed ones
+    """
+    hardware = hardware_name(system.hardware or (tables.device if tables else "h200"))
+    engine = engine_name(system.engine or (tables.engine if tables else "sglang"))
+    sheet = data_sheet(hardware)
+    if not (sheet or tables or runs):
         known = [entry["name"] for entry in known_devices()]
         raise UsageError(f"{unknown('machine', system.hardware, known)}; others need --times")
     if not tables and engine.rpartition("-")[2] not in ENGINES:
-        named = unknown("engine", system.engine, ENGINES)
-        raise UsageError(f"{named}; others need --times with AIConfigurator's tables of them")
-    if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
+        why = unknown("engine", system.engine, ENGINES)
+        raise UsageError(f"{why}; others need --times with AIConfigurator's tables of them")
+    if engine == "trtllm" and sheet.get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     try:
         parallel = Parallel(tp=system.tp, ep=system.ep)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    length, note = accepted(system)
+    accept_length, accept_note = accept_length_of(system)
     if tables is None:
-        folder = next(TABLES.glob(f"{hardware}-{engine}-*"), None)
-        tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables of its own", {})
+        folder = next(kernel_times.TABLES.glob(f"{hardware}-{engine}-*"), None)
+        none = Tables(hardware, engine, "", "no tables of its own", {})
+        tables = kernel_times.read_tables(folder) if folder else none
     _require_same(hardware, engine, tables, runs)
-    tables = of_engine(tables, engine, hardware)
-    fallback = AssumedTables.of(hardware, engine) if data_sheet(hardware) else None
-    built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback,
-                      drafts=system.drafts or 0)  # fmt: skip
-    memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
+    tables = kernel_times.of_engine(tables, engine, hardware)
+    assumed = kernel_times.AssumedTables.scaled_to(hardware, engine) if sheet else None
+    step = structure(
+        tables, parallel, kv=system.kv, measured_times=runs, assumed=assumed, drafts=system.drafts or 0
+    )
+    notes = _time_notes(system, tables, runs, step, assumed.fitted if assumed else [])
+    memory_gb = sheet.get("memory_gib", 0.0) * 2**30 / 1e9
+    if memory_gb and step.weights_gb > memory_gb * MEMORY_SHARE:
+        room = f"the {MEMORY_SHARE:.0%} of each {hardware}'s {memory_gb:.1f} GB for them and the cache"
+        excess = f"weights take {step.weights_gb:.1f} GB, more than {room}"
+        notes.insert(0, f"this does not fit: {excess}; predicted as if it did")
+        memory_gb = 0.0
+    if accept_note:
+        notes.append(accept_note)
+    deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
+    constants = PRIOR.with_unsure_accept_length(deviation)
+    system = replace(system, hardware=hardware, engine=engine)
+    return Link(system, step, constants, memory_gb or None, accept_length, tuple(dict.fromkeys(notes)))
+
+
+def _time_notes(
+    system: System, tables: Tables, runs: MeasuredTimes | None, step: Structure, fitted: Sequence[str]
+) -> list[str]:
+    """Where the kernel times come from, a line each. fitted: what assumed times were fitted to"""
     notes = list(tables.notes)
-    if built.assumed:
-        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
-        notes += fallback.fitted if fallback else []
-    with contextlib.suppress(MissingTable):  # at a usual size, for R1's 128 heads
-        own, usual = (tables.mla_decode(64, 4096, 128 // system.tp, kv) for kv in (system.kv, "bfloat16"))
-        if own > 2 * usual:
-            slow = f"mla_decode takes {own / usual:.1f} times as long with an FP8 cache as with one in bf16"
+    if step.assumed:
+        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(step.assumed)}")
+        notes += fitted
+    with contextlib.suppress(kernel_times.MissingTable):
+        heads = 128 // system.tp  # of R1's 128; batch and context are usual ones
+        own, in_bf16 = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
+        if own > 2 * in_bf16:
+            slow = f"mla_decode takes {own / in_bf16:.1f} times as long with an FP8 cache as with one in bf16"
             notes.append(f"{slow}, in {tables.where}: an engine whose kernel is better is faster than this")
     if runs:
         notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
-    if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
-        room = f"the {MEMORY_SHARE:.0%} of each {hardware}'s {memory_gb:.1f} GB for them and the cache"
-        fits_not = f"weights take {built.weights_gb:.1f} GB, more than {room}"
-        notes.insert(0, f"this does not fit: {fits_not}; predicted as if it did")
-        memory_gb = 0.0
-    resolved = replace(system, hardware=hardware, engine=engine)
-    constants = PRIOR.unsure(unsureness(system, calibrated=bool(system.calibrate)))
-    notes += [note] if note else []
-    return Link(resolved, built, constants, memory_gb or None, length, tuple(dict.fromkeys(notes)))
+    return notes
 
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
     """Raises UsageError for times of another machine or engine."""
     for times in (tables, runs) if runs else (tables,):
-        if (device := hardware_name(times.device)) != hardware:
+        device = hardware_name(times.device)
+        if device != hardware:
             raise UsageError(
                 f"times in {times.where} are of {times.device}, not {hardware}: kernels of one machine are "
                 f"not linked to serving of another; give --hardware {device}, or times of {hardware}"
@@ -275,37 +287,48 @@ def own_points(
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
     unsaid: list[str] = []
     for run in runs:
-        notes += [f"{run.id}: {found.message}" for found in run.findings if found.severity != "note"]
-        workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
-        is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
-        model = run.model if is_alike else setting.model
-        wanted = setting.model_copy(update={"workload": workload, "model": model})
-        # The load is the run's own. Lengths are as they were served.
-        unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
-        if unlike:
-            is_engine = any(each.name == "engine" for each in unlike)
-            hint = "; --engine says it where a file is wrong" if is_engine else ""
-            if not setting.drafts and any(each.name == "speculative decoding" for each in unlike):
-                hint = "; --drafts N says how many tokens a step drafts"
-            raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
-        if (accepted := run.accept_length) and not 1 <= accepted <= 1 + (setting.drafts or 0):
-            of = f"--drafts {setting.drafts or 0}"
-            raise UsageError(f"{run.id} does not calibrate this: accept length {accepted:.3g} with {of}")
-        severe = (each for each in run.findings if each.severity == "wrong" or each.rule == "prefix_cache")
-        if bad := next(severe, None):
-            raise UsageError(f"{run.id} cannot calibrate: {bad.message}")
-        unsaid += [d.name for d in differences(wanted, run) if d.run == UNKNOWN]
-        unsaid += ["range of lengths"] if _range(run) is None else []
-        unsaid += [] if run.value("ttft", "mean") else ["TTFT"]
-        unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
+        notes += [f"{run.id}: {finding.message}" for finding in run.findings if finding.severity != "note"]
+        has_same_layers = SAME_LAYERS.fullmatch(model_name(run.model))
+        expected = setting.model_copy(update={
+            "workload": run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
+            "model": run.model if has_same_layers else setting.model,
+        })  # fmt: skip
+        _require_calibrating(run, expected)
+        unsaid += [diff.name for diff in differences(expected, run) if diff.run == UNKNOWN]
+        if _range(run) is None:
+            unsaid.append("range of lengths")
+        if not run.value("ttft", "mean"):
+            unsaid.append("TTFT")
+        if not _count(run, "chunked-prefill-size"):
+            unsaid.append("tokens of a prefill step")
     points = tuple(dict.fromkeys(map(point_of, runs)))
-    of_lengths: dict[str, list[str]] = {}
+    in_flight: dict[str, list[str]] = {}  # by lengths
     for load in sorted((point.load for point in points), key=lambda load: load.concurrency):
-        of_lengths.setdefault(f"{load.isl} in, {load.osl} out", []).append(str(load.concurrency))
-    notes += [f"calibrated on {len(c)} at {n}: {', '.join(c)} in flight" for n, c in of_lengths.items()]
+        in_flight.setdefault(f"{load.isl} in, {load.osl} out", []).append(str(load.concurrency))
+    for lengths, counts in in_flight.items():
+        notes.append(f"calibrated on {len(counts)} at {lengths}: {', '.join(counts)} in flight")
     if unsaid:
         notes.append(f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken as given here")
     return points, notes
+
+
+def _require_calibrating(run: ServingRun, expected: Setting) -> None:
+    """Raises UsageError for a run that is not of the expected setting, or that is itself wrong."""
+    # Lengths are those that were served.
+    unlike = [diff for diff in differences(expected, run, ["all"]) if not diff.name.endswith("length")]
+    names = [diff.name for diff in unlike]
+    drafts = expected.drafts or 0
+    if unlike:
+        hint = "; --engine says it where a file is wrong" if "engine" in names else ""
+        if "speculative decoding" in names and not drafts:
+            hint = "; --drafts N says how many tokens a step drafts"
+        raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+    if run.accept_length and not 1 <= run.accept_length <= 1 + drafts:
+        why = f"accept length {run.accept_length:.3g} with --drafts {drafts}"
+        raise UsageError(f"{run.id} does not calibrate this: {why}")
+    for finding in run.findings:
+        if finding.severity == "wrong" or finding.rule == "prefix_cache":
+            raise UsageError(f"{run.id} cannot calibrate: {finding.message}")
 
 
 def _range(run: ServingRun) -> float | None:
@@ -318,48 +341,51 @@ def _range(run: ServingRun) -> float | None:
 
 def _count(run: ServingRun, option: str) -> int:
     """A number among the server's options; 0 if it is not given, or is no number."""
-    said = run.option(option)
-    return int(said) if said.isdigit() else 0
+    value = run.option(option)
+    return int(value) if value.isdigit() else 0
 
 
 def point_of(run: ServingRun) -> Point:
     """A client's run as a point. Raises UsageError if it does not say enough."""
-    ratio = _range(run)
-    ratio = RANGE_RATIO if ratio is None else ratio
-    asked, to_longest = run.workload, 2 / (1 + ratio)
-    wanted = {
+    known_ratio = _range(run)
+    ratio = RANGE_RATIO if known_ratio is None else known_ratio
+    asked, to_longest = run.workload, 2 / (1 + ratio)  # the longest length over the mean one
+    values = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
         "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
         "concurrency": asked.concurrency, "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),
     }  # fmt: skip
-    is_found = any(found.severity != "note" for found in run.findings)
-    if lacks := [name for name, value in wanted.items() if not value and (name != "mean TTFT" or is_found)]:
-        why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
-        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")
-    isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
-    of_run = Load(
+    flaws = [finding.message for finding in run.findings if finding.severity != "note"]
+    lacking = [name for name, value in values.items() if not value]
+    if not flaws and "mean TTFT" in lacking:
+        lacking.remove("mean TTFT")  # A point may do without it.
+    if lacking:
+        why = f"; {flaws[0]}" if flaws else ""
+        raise UsageError(f"{run.id} does not say its {', '.join(lacking)}: cannot calibrate{why}")
+    isl, osl, concurrency, tpot_ms, ttft_ms = (float(value or 0) for value in values.values())
+    load = Load(
         round(isl), round(osl), concurrency=round(concurrency), range_ratio=ratio,
         prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,
         waves=max(1, round((asked.num_prompts or 10 * concurrency) / concurrency)),
         recv_interval=_count(run, "scheduler-recv-interval") or 1, accept_length=run.accept_length,
     )  # fmt: skip
-    return Point(of_run, tpot, ttft or None, run.value("ttft", "median") or None)
+    return Point(load, tpot_ms, ttft_ms or None, run.value("ttft", "median") or None)
 
 
-def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
-    """Raises UsageError for a point whose TPOT does not fit the system that it names."""
-    point = measured.point
-    load = point.load
+def require_plausible(modelled: ModelledPoint, expected_tpot_ms: float) -> None:
+    """Raises UsageError for a point whose TPOT or TTFT does not fit the system that it names."""
+    point, load = modelled.point, modelled.point.load
     where = f"a point of {load.isl} in, {load.osl} out, {load.concurrency} in flight"
-    if not 1 / FAR < point.tpot_ms / expected_tpot_ms < FAR:
+    if not 1 / MOST_APART < point.tpot_ms / expected_tpot_ms < MOST_APART:
         raise UsageError(
             f"{where} has a TPOT of {point.tpot_ms:g} ms, and its kernels' times make it "
             f"{expected_tpot_ms:.3g}: no constant brings them together; other units?"
         )
-    ttft, prefill = point.ttft_median_ms or point.ttft_ms or math.inf, measured.sums.prefill.ms(1)
-    if ttft < CACHED * prefill:
+    ttft_ms = point.ttft_median_ms or point.ttft_ms or math.inf
+    prefill_ms = modelled.sums.prefill.ms(1)
+    if ttft_ms < CACHED_SHARE * prefill_ms:
         raise UsageError(
-            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its "
-            "prompts were found in a cache (prefix caching); flush it, or take prompts of another seed"
+            f"{where} has a TTFT of {ttft_ms:.3g} ms, and the kernels of one prefill take {prefill_ms:.3g}: "
+            "its prompts were found in a cache (prefix caching); flush it, or take prompts of another seed"
         )

@@ -22,27 +22,27 @@ DECODE_ATTENTION = "decode_attention"
 class KernelRule:
     """A rule that gives a kernel its class.
 
-    op_class: a name of harness/catalogue/op_classes.json, or DECODE_ATTENTION
-    pattern:  of a kernel's name
-    op:       of the operator that launches it, if the rule asks for one
-    sign:     the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
-              that serves both; empty for all other kernels
-    sampling: whether the kernel ends a step
+    op_class:     a name of harness/catalogue/op_classes.json, or DECODE_ATTENTION
+    name_pattern: fits the kernel's name
+    op_pattern:   fits the name of the operator that launches it, if the rule asks for one
+    step_phase:   the phase of a step that has such a kernel: prefill, decode, training; `either` for
+                  attention that serves both; empty for all other kernels
+    is_sampling:  whether the kernel ends a step
     """
 
     op_class: str
     library: str
-    pattern: re.Pattern[str]
-    op: re.Pattern[str] | None
-    sign: str
-    sampling: bool
+    name_pattern: re.Pattern[str]
+    op_pattern: re.Pattern[str] | None
+    step_phase: str
+    is_sampling: bool
 
 
 @dataclass(frozen=True)
 class StepRule:
-    """A rule for annotations. says: the evidence, in words; engine: the one that writes it, if not torch"""
+    """A rule for annotations. evidence: in words; engine: the one that writes it, empty for torch"""
 
-    says: str
+    evidence: str
     pattern: re.Pattern[str]
     engine: str
 
@@ -60,10 +60,9 @@ def kernel_rules() -> tuple[KernelRule, ...]:
     """The rules, in the order in which they are tried."""
     rules = []
     for row in trace_rules()["kernels"]:
-        op = re.compile(row["op"]) if "op" in row else None
-        sign = row.get("sign", "either" if row["class"] == "attention" else "")
-        pattern = re.compile(row["pattern"], re.IGNORECASE)
-        rules.append(KernelRule(row["class"], row["library"], pattern, op, sign, row.get("sampling", False)))
+        phase = row.get("sign", "either" if row["class"] == "attention" else "")
+        name, op = re.compile(row["pattern"], re.IGNORECASE), re.compile(row["op"]) if "op" in row else None
+        rules.append(KernelRule(row["class"], row["library"], name, op, phase, row.get("sampling", False)))
     return tuple(rules)
 
 
@@ -71,19 +70,18 @@ def kernel_rules() -> tuple[KernelRule, ...]:
 def rule_of(name: str, op: str = "") -> KernelRule:
     """The first rule that fits the name of a kernel and of the operator that launched it, or UNKNOWN."""
     for rule in kernel_rules():
-        if rule.pattern.search(name) and (rule.op is None or rule.op.search(op)):
+        if rule.name_pattern.search(name) and (rule.op_pattern is None or rule.op_pattern.search(op)):
             return rule
     return UNKNOWN
 
 
 def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
-    """The class of a kernel; the phase tells which attention it is, and `latent` (MLA) which of decode's."""
-    of_decode = "mla_decode" if latent else "mha_decode"
-    if op_class == DECODE_ATTENTION:
-        return of_decode
-    if op_class == "attention":
-        known = {"decode": of_decode, "prefill": "mha_prefill", "training": "mha_prefill"}
-        return known.get(phase, "attention")
+    """The class of a kernel by the class of its rule. latent: whether the model has latent attention (MLA)"""
+    decode_class = "mla_decode" if latent else "mha_decode"
+    if op_class == DECODE_ATTENTION or (op_class == "attention" and phase == "decode"):
+        return decode_class
+    if op_class == "attention" and phase in ("prefill", "training"):
+        return "mha_prefill"
     return op_class
 
 
@@ -105,13 +103,16 @@ def step_rule(annotation: str) -> StepRule | None:
 def annotated_phase(annotation: str) -> Phase | None:
     """The phase that an annotation names; None if it only marks the step."""
     rule = step_rule(annotation)
-    groups = rule.pattern.search(annotation).groupdict() if rule else {}  # type: ignore[union-attr]
+    match = rule.pattern.search(annotation) if rule else None
+    groups = match.groupdict() if match else {}
     if "mode" in groups:
         return trace_rules()["modes"].get(groups["mode"], "other")
-    if "prefill" in groups:
-        prefill, decode = int(groups["prefill"]) > 0, int(groups["decode"]) > 0
-        return "mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "other"
-    return None
+    if "prefill" not in groups:
+        return None
+    has_prefill, has_decode = int(groups["prefill"]) > 0, int(groups["decode"]) > 0  # numbers of requests
+    if has_prefill:
+        return "mixed" if has_decode else "prefill"
+    return "decode" if has_decode else "other"
 
 
 def engine_of(operators: Iterable[str], annotations: Iterable[str]) -> str:
@@ -119,7 +120,10 @@ def engine_of(operators: Iterable[str], annotations: Iterable[str]) -> str:
     empty if nothing tells. SGLang may use vLLM's operators too, so it is tried first."""
     namespaces = {name.partition("::")[0] for name in operators}
     for row in trace_rules()["engines"]:
-        if namespaces & {*row["namespaces"]}:
+        if not namespaces.isdisjoint(row["namespaces"]):
             return row["engine"]
-    rules = map(step_rule, annotations)
-    return next((rule.engine for rule in rules if rule and rule.engine), "")
+    for annotation in annotations:
+        rule = step_rule(annotation)
+        if rule and rule.engine:
+            return rule.engine
+    return ""

@@ -28,10 +28,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.serving.clients.files import UnreadableError
+from harness.errors import UnreadableError
+from harness.json_stream import JsonText, Keys, Truncated, items
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import step_rule, trace_rules
-from harness.serving.trace.json_stream import JsonText, Keys, Truncated, items
 
 NONE = -1
 
@@ -44,7 +44,7 @@ class Names(dict[Any, int]):
         return number
 
     def owners(self) -> tuple[list[Any], np.ndarray]:
-        """For pairs: the distinct first parts, and for each pair the number of its first part."""
+        """Of pairs: the distinct first members, and for each pair the number of its first member, int [n]."""
         owners = Names()
         numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
         return list(owners), numbers
@@ -106,35 +106,41 @@ class RecordedTrace:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of columns of numbers from NONE on, and the number of each row in them."""
+    """The distinct rows of columns of numbers (NONE or more), and for each row the number of its like."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
-    _, first, of = np.unique(key, return_index=True, return_inverse=True)
-    return list(zip(*(column[first].tolist() for column in columns), strict=True)), of.reshape(-1)
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), group.reshape(-1)
 
 
-READ = (
+READABLE = (
     "wanted is a trace of torch.profiler (`traceEvents`) or rocprofv3 (`rocprofiler-sdk-tool`, or its kernel "
     "trace as CSV), or the CSV of nsys stats' cuda_gpu_trace"
 )
-CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
+CONTROL_BYTE = re.compile(rb"[\0-\x08\x0e-\x1f]")  # which no text has
 ROCPROF = "rocprofiler-sdk-tool"
 
 
 def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     """Reads a trace, in less than 100 bytes of memory for each event, however large the file is. Raises
     UnreadableError. partial: whether what there is of a file that breaks off is read"""
-    text, into = JsonText(path), RecordedTrace()
-    start = text.head.decode("latin-1")
-    utf_16 = start.startswith(("\xff\xfe", "\xfe\xff"))
+    if_cut = (
+        "; what its profiler wrote last is missing, and shares would be wrong (--partial takes what there is)"
+    )
+    text, into = JsonText(path, if_cut), RecordedTrace()
+    head = text.head.decode("latin-1")
+    is_utf_16 = head.startswith(("\xff\xfe", "\xfe\xff"))
     try:
         first = text.peek()
-        if first in ("{", "[") and (utf_16 or not CONTROL.search(text.head[:16])):
-            (_read_rocprof if first == "{" and ROCPROF in start else _read_torch)(text, into)
+        if first in ("{", "[") and (is_utf_16 or not CONTROL_BYTE.search(text.head[:16])):
+            if first == "{" and ROCPROF in head:
+                _read_rocprof(text, into)
+            else:
+                _read_torch(text, into)
         elif first:
-            if not utf_16:
-                _refuse_binary(path, start)
+            if not is_utf_16:
+                _refuse_binary(path, head)
             _read_table(text, into)
     except Truncated:
         if not partial:
@@ -146,25 +152,28 @@ def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     for what, (count, example) in into.lost.items():
         into.note("unreadable", f"{'once' if count == 1 else f'{count} times'}: {what}; e.g. {example}")
     if not (len(into.work) or len(into.ops)):
-        raise UnreadableError(f"cannot read {path}: {_what_else(start, into) if first else 'it is empty'}")
+        raise UnreadableError(f"cannot read {path}: {_what_else(head, into) if first else 'it is empty'}")
     return into
 
 
-def _refuse_binary(path: Path, start: str) -> None:
+def _refuse_binary(path: Path, head: str) -> None:
+    """Raises UnreadableError if the head is that of a known binary file, whose kind its name may tell."""
     kinds, ending = trace_rules()["binaries"], path.suffix.lower()
-    fits = [row for row in kinds if re.match(row["pattern"], start, re.DOTALL)]
-    if fits:
-        row = next((row for row in kinds if ending in row["ending"]), fits[0])
-        raise UnreadableError(f"cannot read {path}: it is {row['what']}; {row['instead']}")
+    fitting = [kind for kind in kinds if re.match(kind["pattern"], head, re.DOTALL)]
+    if fitting:
+        kind = next((kind for kind in kinds if ending in kind["ending"]), fitting[0])
+        raise UnreadableError(f"cannot read {path}: it is {kind['what']}; {kind['instead']}")
 
 
-def _what_else(start: str, into: RecordedTrace) -> str:
+def _what_else(head: str, into: RecordedTrace) -> str:
     """What a text is that has no kernels and operators."""
-    for row in trace_rules()["texts"]:
-        if re.search(row["pattern"], start, re.DOTALL | re.MULTILINE):
-            return f"it is {row['what']}; {row['instead']}"
-    there = ", ".join(f"{count} {name}" for name, count in into.categories.most_common(5))
-    return f"neither kernels nor operators are in it{f' (its events: {there})' if there else ''}; {READ}"
+    for kind in trace_rules()["texts"]:
+        if re.search(kind["pattern"], head, re.DOTALL | re.MULTILINE):
+            return f"it is {kind['what']}; {kind['instead']}"
+    events = ", ".join(f"{count} {name}" for name, count in into.categories.most_common(5))
+    return (
+        f"neither kernels nor operators are in it{f' (its events: {events})' if events else ''}; {READABLE}"
+    )
 
 
 def _key(value: Any) -> Any:
@@ -180,7 +189,7 @@ def _key(value: Any) -> Any:
 
 LONGEST_NS = 10**15  # eleven days; nothing lasts longer
 LATEST_US = 4e15  # the year 2096; no time is later
-KIND = {category: kind for kind, names in trace_rules()["events"].items() for category in names}
+KIND = {category: kind for kind, categories in trace_rules()["events"].items() for category in categories}
 
 
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
@@ -193,8 +202,9 @@ def _read_torch(text: JsonText, into: RecordedTrace) -> None:
                 if isinstance(device, Mapping) and device.get("name"):
                     into.device_names[_key(device.get("id"))] = str(device["name"])
         elif keys == ("distributedInfo",) and isinstance(value, Mapping):
-            ranks = [value.get("rank"), value.get("world_size")]
-            into.rank, into.world_size = (each if type(each) is int else None for each in ranks)
+            rank, world_size = value.get("rank"), value.get("world_size")
+            into.rank = rank if type(rank) is int else None
+            into.world_size = world_size if type(world_size) is int else None
 
 
 def _take_event(event: Any, into: RecordedTrace) -> None:
@@ -235,7 +245,8 @@ def _take_event(event: Any, into: RecordedTrace) -> None:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """Nanoseconds. A product of the absolute time would lose some, so the fraction is converted apart."""
+    """Nanoseconds, or None for what is no time. The fraction is converted apart, because the product of a
+    large time and 1000 would round it."""
     try:
         number = Decimal(microseconds) if isinstance(microseconds, str) else microseconds
         if not -LATEST_US <= number <= LATEST_US:
@@ -247,6 +258,7 @@ def _ns(microseconds: Any) -> int | None:
 
 
 def _id(value: Any) -> int:
+    """A correlation or external id; NONE for what is none."""
     value = _key(value)
     return value if isinstance(value, int) and 0 <= value < 2**63 else NONE
 
@@ -254,6 +266,8 @@ def _id(value: Any) -> int:
 # rocprofv3
 
 LATEST_NS = 1 << 62
+GPU_AGENT = 2  # the type of an agent that is a GPU (rocprofiler_agent_type_t)
+BAD_TIMES = "start and end of a kernel or copy make no sense: left out"
 SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")  # the linker appends it to a name
 
 
@@ -283,9 +297,9 @@ class _RocprofProcess:
         if keys == ("kernel_symbols", "*"):
             self.kernels[_key(value.get("kernel_id"))] = _symbol(value)
         elif keys == ("agents", "*"):
-            name, device = value.get("product_name") or value.get("name"), self._device(value.get("id"))
-            if value.get("type") == 2 and name:
-                self.into.device_names[device] = str(name)
+            name = value.get("product_name") or value.get("name")
+            if value.get("type") == GPU_AGENT and name:
+                self.into.device_names[self._device(value.get("id"))] = str(name)
         elif keys == ("buffer_records", "kernel_dispatch", "*"):
             info = value.get("dispatch_info")
             info = info if isinstance(info, Mapping) else {}
@@ -306,24 +320,23 @@ class _RocprofProcess:
 
     def _add(self, name: str, device: str, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if type(start) is int and type(end) is int and _in_time(start, end):
+        if type(start) is int and type(end) is int and _are_times(start, end):
             stream = self.into.streams[device, _key(queue)]
             self.into.work.add(self.into.names[name], stream, start, end - start, NONE, NONE)
         else:
-            self.into.lose(LEFT_OUT, name)
+            self.into.lose(BAD_TIMES, name)
 
 
 def _symbol(symbol: Mapping[str, Any]) -> str:
     """The name of a kernel, demangled if rocprof could do so."""
-    names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
-    known = (name for name in names if isinstance(name, str) and name and not name.isdecimal())
-    return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
+    for key in ("formatted_kernel_name", "demangled_kernel_name", "kernel_name"):
+        name = symbol.get(key)
+        if isinstance(name, str) and name and not name.isdecimal():
+            return SUFFIX.sub("", name)
+    return f"kernel_id {symbol.get('kernel_id')}"
 
 
-LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
-
-
-def _in_time(start: int, end: int) -> bool:
+def _are_times(start: int, end: int) -> bool:
     return 0 < start <= end < LATEST_NS  # a record without a time has 0 (rocm-systems issue 5811)
 
 
@@ -331,40 +344,42 @@ def _in_time(start: int, end: int) -> bool:
 
 UNIT = re.compile(r" \((ns|us|μs|ms|s)\)$")
 NS = {"ns": 1, "us": 1000, "μs": 1000, "ms": 10**6, "s": 10**9}
-BEFORE = 30  # lines that nsys stats may print before the table
+LINES_BEFORE = 30  # that nsys stats may print before the table
 
 
 def _read_table(text: JsonText, into: RecordedTrace) -> None:
     """Reads a table of kernels; nothing if there is none. Raises Truncated if the last row breaks off."""
     lines = text.lines()
-    header = next(filter(None, map(_header, islice(lines, BEFORE))), None)
+    header = next(filter(None, map(_header, islice(lines, LINES_BEFORE))), None)
     if header is None:
         return
     delimiter, columns, ns = header
     into.source = "nsys" if "length" in columns else "rocprof"
-    rows, taken = csv.reader(lines, delimiter=delimiter), True
+    rows, last_is_kernel = csv.reader(lines, delimiter=delimiter), True
     try:
         for row in filter(any, rows):
-            taken = _take_row(row, columns, ns, into)
-            if not taken:
-                into.lose(LEFT_OUT, delimiter.join(row))
+            last_is_kernel = _take_row(row, columns, ns, into)
+            if not last_is_kernel:
+                into.lose(BAD_TIMES, delimiter.join(row))
     except csv.Error as error:
         raise UnreadableError(f"cannot read {text.path}, line {rows.line_num}: {error}") from None
-    if not taken and not text.text.endswith("\n"):
+    if not last_is_kernel and not text.text.endswith("\n"):
         raise text.truncated()
 
 
 def _header(line: str) -> tuple[str, dict[str, int], int] | None:
-    """Of a header with a kernel's name and times: its delimiter, its fields' places, and the ns of a time."""
+    """The delimiter, the place of each field, and the ns of a unit of time; None for a line that is no header
+    of kernels' names and times."""
     known_columns: dict[str, list[str]] = trace_rules()["columns"]
     for delimiter in (",", "\t", ";"):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
         plain = [UNIT.sub("", name) for name in names]
-        columns = {
-            field: plain.index(name) for field, known in known_columns.items() for name in reversed(known)
-            if name in plain
-        }  # fmt: skip
+        columns: dict[str, int] = {}
+        for field, known in known_columns.items():  # of several known names of a field the first counts
+            places = [plain.index(name) for name in known if name in plain]
+            if places:
+                columns[field] = places[0]
         if {"name", "start"} <= columns.keys() and columns.keys() & {"end", "length"}:
             unit = UNIT.search(names[columns["start"]])
             if unit or "end" in columns:
@@ -373,18 +388,18 @@ def _header(line: str) -> tuple[str, dict[str, int], int] | None:
 
 
 def _take_row(row: list[str], columns: Mapping[str, int], ns: int, into: RecordedTrace) -> bool:
-    """False if the row is not of a kernel."""
+    """Takes the kernel of a row; False if the row has none."""
     if len(row) <= max(columns.values()):
         return False
     cell = {field: row[column].strip() for field, column in columns.items()}
     try:
         if "length" in cell:
-            start, length = (round(float(cell[field]) * ns) for field in ("start", "length"))
+            start, length = round(float(cell["start"]) * ns), round(float(cell["length"]) * ns)
         else:
             start, length = int(cell["start"]), int(cell["end"]) - int(cell["start"])
     except (ValueError, OverflowError):
         return False
-    if not _in_time(start, start + length):
+    if not _are_times(start, start + length):
         return False
     queue = tuple(cell[field] for field in ("queue", "stream") if field in cell)
     stream = into.streams[cell.get("device", "0"), queue]

@@ -19,7 +19,7 @@ class LaunchedWork:
     """Stretches of work, one in each row of the arrays. Times are in ns.
 
     name:   number in recorded.names
-    op:     number of the operator that launched it; shapes: of its inputs
+    op:     number of the operator that launched it; shapes: number of that operator's input shapes
     calls:  1, or 0 for a stretch in which an operator goes on after another one inside it
     device: number in `devices`; stream: number of the stream or thread
     at:     when its launch was called; process: number of the process that called
@@ -46,38 +46,40 @@ class LaunchedWork:
 SAME_CALL_NS = 10**7  # a call may be recorded at two levels of the runtime, one within the other
 
 
-def kernels(recorded: RecordedTrace) -> LaunchedWork:
+def kernel_work(recorded: RecordedTrace) -> LaunchedWork:
     """What ran on devices, with the call and the operator that launched it, if the trace has them."""
     work, launches, ops = recorded.work, recorded.launches, recorded.ops
     row, length = serial(recorded)
     _note_merged(recorded)
-    launch = _find(launches.correlation, work.correlation[row])
-    at, thread = _taken(launches.at, launch), _taken(launches.thread, launch)
-    op = _around(recorded, thread, at)
-    op = np.where(op == NONE, _find(ops.external, work.external[row]), op)
-    at = np.where(launch == NONE, _taken(ops.start, op), at)
-    thread = np.where(launch == NONE, _taken(ops.thread, op), thread)
-    graph = _taken(launches.graph, launch) == 1
+    launch = _row_of_id(launches.correlation, work.correlation[row])
+    at, thread = _take(launches.at, launch), _take(launches.thread, launch)
+    op = _innermost_operator(recorded, thread, at)
+    op = np.where(op == NONE, _row_of_id(ops.external, work.external[row]), op)
+    at = np.where(launch == NONE, _take(ops.start, op), at)
+    thread = np.where(launch == NONE, _take(ops.thread, op), thread)
+    graph = _take(launches.graph, launch) == 1
     op[graph] = NONE  # the operator that replays a graph is around all of it
     devices, device_of = recorded.streams.owners()
     stream, start = work.stream[row], work.start[row]
     return LaunchedWork(
-        "gpu", devices, work.name[row], _taken(ops.name, op), _taken(ops.shapes, op),
+        "gpu", devices, work.name[row], _take(ops.name, op), _take(ops.shapes, op),
         np.ones(len(row), dtype=np.int8), device_of[stream], stream, start, start + length, at,
         _process(recorded, thread), graph,
     )  # fmt: skip
 
 
-def operators(recorded: RecordedTrace) -> LaunchedWork:
+def operator_work(recorded: RecordedTrace) -> LaunchedWork:
     """The operators of CPU threads, each without those inside it."""
     ops = recorded.ops
-    known = ops.external != NONE
-    once = ~_again(recorded, "operators", known, ops.thread, ops.start, ops.name, ops.external, ops.length)
-    once &= ~_far(recorded, "operators", ops.start)
-    row, start, end = own_time(ops.thread[once], ops.start[once], (ops.start + ops.length)[once])
-    row = np.flatnonzero(once)[row]
+    has_id = ops.external != NONE
+    columns = (ops.thread, ops.start, ops.name, ops.external)
+    counts = ~_repeated(recorded, "operators", has_id, *columns, order_by=ops.length)
+    counts &= ~_hours_away(recorded, "operators", ops.start)
+    row, start, end = own_time(ops.thread[counts], ops.start[counts], (ops.start + ops.length)[counts])
+    row = np.flatnonzero(counts)[row]
     calls = np.zeros(len(row), dtype=np.int8)
-    calls[np.unique(row, return_index=True)[1]] = 1
+    _, first_stretch = np.unique(row, return_index=True)
+    calls[first_stretch] = 1
     thread = ops.thread[row]
     return LaunchedWork(
         "cpu", ["cpu"], ops.name[row], np.full(len(row), NONE), ops.shapes[row], calls,
@@ -92,8 +94,9 @@ def _note_merged(recorded: RecordedTrace) -> None:
     order = np.lexsort((launches.at, launches.correlation))
     order = order[launches.correlation[order] != NONE]
     process = _process(recorded, launches.thread)[order]
-    same = np.diff(launches.correlation[order]) == 0
-    shared = same & ((np.diff(launches.at[order]) > SAME_CALL_NS) | (np.diff(process) != 0))
+    same_id = np.diff(launches.correlation[order]) == 0
+    other_call = (np.diff(launches.at[order]) > SAME_CALL_NS) | (np.diff(process) != 0)
+    shared = same_id & other_call
     if shared.any():
         recorded.note(
             "merged",
@@ -103,35 +106,37 @@ def _note_merged(recorded: RecordedTrace) -> None:
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
-    return _taken(recorded.threads.owners()[1], thread)
+    return _take(recorded.threads.owners()[1], thread)
 
 
-def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The first row with each wanted id; NONE if the id is NONE or there is no such row."""
-    order = np.argsort(keys, kind="stable")
-    row = np.append(order, NONE)[np.searchsorted(keys[order], wanted)]
-    return np.where((wanted != NONE) & (np.append(keys, NONE)[row] == wanted), row, NONE)
+def _row_of_id(column: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """For each id the first row that has it in a column; NONE if the id is NONE or there is no such row."""
+    order = np.argsort(column, kind="stable")
+    row = np.append(order, NONE)[np.searchsorted(column[order], ids)]
+    is_found = np.append(column, NONE)[row] == ids  # of row NONE, which is -1, the value is NONE
+    return np.where((ids != NONE) & is_found, row, NONE)
 
 
-def _taken(column: np.ndarray, row: np.ndarray) -> np.ndarray:
+def _take(column: np.ndarray, row: np.ndarray) -> np.ndarray:
     """column[row], and NONE for rows that are NONE."""
     taken = np.full(len(row), NONE, dtype=np.int64)
     taken[row != NONE] = column[row[row != NONE]]
     return taken
 
 
-def _around(recorded: RecordedTrace, thread: np.ndarray, at: np.ndarray) -> np.ndarray:
+def _innermost_operator(recorded: RecordedTrace, thread: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The innermost operator that runs on a thread at a moment; NONE if there is none."""
     ops = recorded.ops
-    found = np.full(len(at), NONE)
+    innermost = np.full(len(at), NONE)
     row, start, end = own_time(ops.thread, ops.start, ops.start + ops.length)
-    thread_of = ops.thread[row]
-    for number in np.intersect1d(thread, thread_of):
-        launches, stretches = np.flatnonzero(thread == number), np.flatnonzero(thread_of == number)
-        place = np.searchsorted(start[stretches], at[launches], side="right") - 1
+    stretch_thread = ops.thread[row]
+    for number in np.intersect1d(thread, stretch_thread):
+        moments, stretches = np.flatnonzero(thread == number), np.flatnonzero(stretch_thread == number)
+        place = np.searchsorted(start[stretches], at[moments], side="right") - 1
         stretch = stretches[np.maximum(place, 0)]
-        found[launches] = np.where((place >= 0) & (at[launches] <= end[stretch]), row[stretch], NONE)
-    return found
+        is_within = (place >= 0) & (at[moments] <= end[stretch])
+        innermost[moments] = np.where(is_within, row[stretch], NONE)
+    return innermost
 
 
 def own_time(
@@ -143,37 +148,39 @@ def own_time(
     An operator that begins inside another is inside it; if it ends after the other, the rest is its own. An
     operator that is never on its own has one stretch of no length. Stretches of a thread do not overlap.
     """
-    found = np.fromiter(_stretches(thread, start, end), dtype=np.dtype((np.int64, 3)))
-    return found[:, 0], found[:, 1], found[:, 2]
+    stretches = np.fromiter(_stretches(thread, start, end), dtype=np.dtype((np.int64, 3)))
+    return stretches[:, 0], stretches[:, 1], stretches[:, 2]
 
 
-def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    stack: list[tuple[int, int]] = []  # the operators that run: (operator, its end), the innermost last
-    shown = bytearray(len(columns[0]))
-    now, current = 0, NONE
-    for op, thread, begin, end in chain(_ordered(*columns), [(NONE, NONE, 0, 0)]):  # the last one ends all
-        while stack and (thread != current or stack[-1][1] <= begin):
-            inner, until = stack.pop()
-            if until > now or not shown[inner]:
-                yield inner, now, max(until, now)
+def _stretches(thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Operator, start and end of each stretch, as in `own_time`."""
+    running: list[tuple[int, int]] = []  # the operators that run, with their ends; the innermost is the last
+    has_stretch = bytearray(len(thread))
+    now, current_thread = 0, NONE
+    sentinel = (NONE, NONE, 0, 0)  # of no thread, so that all operators of the last thread end
+    for op, op_thread, op_start, op_end in chain(_outer_first(thread, start, end), [sentinel]):
+        while running and (op_thread != current_thread or running[-1][1] <= op_start):
+            ended, until = running.pop()
+            if until > now or not has_stretch[ended]:
+                yield ended, now, max(until, now)
             now = max(now, until)
-        if thread != current:
-            current, now = thread, begin
-        if stack and begin > now:
-            outer, _ = stack[-1]
-            yield outer, now, begin
-            shown[outer] = True
-        now = max(now, begin)
-        stack.append((op, end))
+        if op_thread != current_thread:
+            current_thread, now = op_thread, op_start
+        if running and op_start > now:
+            outer, _ = running[-1]
+            yield outer, now, op_start
+            has_stretch[outer] = True
+        now = max(now, op_start)
+        running.append((op, op_end))
 
 
-def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+def _outer_first(thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> Iterator[tuple[int, ...]]:
     """Row, thread, start and end as plain integers, outer before inner, in parts that save memory."""
-    thread, start, end = columns
     order = np.lexsort((-end, start, thread))
     for first in range(0, len(order), 1 << 16):
-        part = order[first : first + (1 << 16)]
-        yield from zip(part.tolist(), *(column[part].tolist() for column in columns), strict=True)
+        rows = order[first : first + (1 << 16)]
+        columns = (rows, thread[rows], start[rows], end[rows])
+        yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 # One stream is serial
@@ -182,8 +189,8 @@ NEIGHBOURS_NS = 10_000
 """How long a kernel may overlap the next one of its stream. Programmatic dependent launch lets that one begin
 up to 4 us early, and roctracer rounds by 27 ns."""
 ROUNDING_NS = 1_000  # by this much a kernel may seem to end before its predecessor
-USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
-UNUSUAL = 100  # times the median: for the last kernel of a stream, which no other follows
+TOO_LONG = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
+LAST_TOO_LONG = 100  # times the median: for the last kernel of a stream, which no other follows
 FOREVER = np.iinfo(np.int64).max // 2
 FAR_NS = 3600 * 10**9  # from all others: no profiler records for hours
 PIPELINED = 0.02  # of a stream's time: more overlap than this is noted
@@ -198,22 +205,23 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     longer than usual and runs over its successors counts until the next one starts.
     """
     work, names = recorded.work, list(recorded.names)
-    again = _again(recorded, "kernels", work.length > 0, work.stream, work.start, work.name, work.length)
-    rows = np.flatnonzero(~again)
+    columns = (work.stream, work.start, work.name)
+    rows = np.flatnonzero(~_repeated(recorded, "kernels", work.length > 0, *columns, order_by=work.length))
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
-    rows = rows[~_far(recorded, "kernels", work.start[rows])]
+    rows = rows[~_hours_away(recorded, "kernels", work.start[rows])]
     start, length, stream = work.start[rows], work.length[rows].copy(), work.stream[rows]
-    until = np.append(start[1:], 0) - start  # until the start of the next
-    until[np.append(stream[1:] != stream[:-1], True)] = FOREVER
-    over, last = length > until + NEIGHBOURS_NS, until == FOREVER
-    for number in np.unique(work.name[rows][over | last]):
+    until_next = np.append(start[1:], 0) - start  # until the start of the next kernel
+    until_next[np.append(stream[1:] != stream[:-1], True)] = FOREVER
+    is_over, is_last = length > until_next + NEIGHBOURS_NS, until_next == FOREVER
+    for number in np.unique(work.name[rows][is_over | is_last]):
         of_name = work.name[rows] == number
-        many = of_name.sum() > 2
-        others = length[of_name if many else of_name & ~over]
-        usual = float(np.median(others)) if len(others) else 0.0
-        wrong = of_name & over & (length > USUAL * usual)
-        if many and rule_of(names[number]).op_class not in COMMUNICATION:  # which waits for other ranks
-            wrong |= of_name & last & (length > UNUSUAL * usual)
+        several = of_name.sum() > 2
+        usual_lengths = length[of_name if several else of_name & ~is_over]
+        usual = float(np.median(usual_lengths)) if len(usual_lengths) else 0.0
+        wrong = of_name & is_over & (length > TOO_LONG * usual)
+        # Communication may take long, because it waits for other ranks.
+        if several and rule_of(names[number]).op_class not in COMMUNICATION:
+            wrong |= of_name & is_last & (length > LAST_TOO_LONG * usual)
         if wrong.any():
             recorded.note(
                 "too long",
@@ -221,15 +229,15 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
                 f"{usual / 1e3:.4g}), longer than one stream allows: {wrong.sum()} of its calls are counted "
                 "up to the next kernel's start, or with the usual time where none follows",
             )
-            length[wrong] = np.where(last[wrong], round(usual), until[wrong])
+            length[wrong] = np.where(is_last[wrong], round(usual), until_next[wrong])
     for number in np.unique(stream):
-        on = stream == number
-        _note_overlap(recorded, number, start[on], length[on])
+        on_stream = stream == number
+        _note_overlap(recorded, number, start[on_stream], length[on_stream])
     order = np.argsort(rows, kind="stable")
     return rows[order], length[order]
 
 
-def _far(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
+def _hours_away(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
     """The few rows that begin hours from the others, as bool [n]."""
     far = np.abs(start - np.median(start)) > FAR_NS
     if far.any() and 10 * far.sum() <= len(far):
@@ -238,12 +246,16 @@ def _far(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
     return np.zeros(len(far), dtype=bool)
 
 
-def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """Rows in `known` that equal an earlier row in all columns but the last, the order; bool [n]."""
-    order = np.lexsort(columns[::-1])
+def _repeated(
+    recorded: RecordedTrace, what: str, candidates: np.ndarray, *columns: np.ndarray, order_by: np.ndarray
+) -> np.ndarray:
+    """The candidates that equal an earlier row in all columns, bool [n]. Equal rows are ordered by
+    `order_by`."""
+    order = np.lexsort((order_by, *reversed(columns)))
+    equals_previous = [column[order][1:] == column[order][:-1] for column in columns]
     again = np.zeros(len(order), dtype=bool)
-    again[order[1:]] = np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[:-1]])
-    again &= known
+    again[order[1:]] = np.all(equals_previous, axis=0)
+    again &= candidates
     if again.any():
         recorded.note(
             "twice",
@@ -257,8 +269,8 @@ def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, lengt
     """Notes overlap in one stream (kernels in the order of time) that dependent launch cannot make."""
     ended = np.maximum.accumulate(start + length)[:-1]  # the latest end so far
     overlap = np.clip(ended - start[1:], 0, length[1:])
-    within = start[1:] + length[1:] < ended - ROUNDING_NS
-    impossible = np.where(within, overlap, np.maximum(overlap - NEIGHBOURS_NS, 0))
+    ends_first = start[1:] + length[1:] < ended - ROUNDING_NS
+    impossible = np.where(ends_first, overlap, np.maximum(overlap - NEIGHBOURS_NS, 0))
     total = max(int(length.sum()), 1)
     wrong = impossible.sum() > MERGED * total
     if not wrong and overlap.sum() <= PIPELINED * total:

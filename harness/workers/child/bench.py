@@ -5,10 +5,12 @@ Each public method is one request of the parent process; arguments and answers a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,28 +30,23 @@ if TYPE_CHECKING:
     import torch
 
 COMPARED_CALLS = 79
-"""Calls of an entry whose outputs are compared. A kernel that is wrong in one call of 20 gives a wrong output
-among them in 98 % of runs."""
-
+"""So many outputs of an entry are compared: they show an error in one call of 20 in 98 % of runs."""
 CHANGED_CALLS = 45
 """How many of these calls follow a call on another activation. A kernel that keeps something of the call
 before, in one call of 10, is found in 99 % of runs."""
-
 LEAST_S = 1.5  # LEAST_CALLS are compared even if there is no time for them, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
-
 AS_LONG = 1.1
-"""On a CPU the first calls after preparing anew are left out if one takes at most this many times as long as
-a timed call."""
+"""On a CPU the first calls after preparing again are left out if one takes at most AS_LONG timed calls."""
 
 
 @dataclass
-class _Ready:
-    """An entry that is prepared once on each set of operands. `set_index` is the number of a set."""
+class _PreparedEntry:
+    """An entry that is prepared on each set of operands. Each list has an element for each `set_index`."""
 
-    prepared: list[Prepared]  # for each set
-    reads: list[dict[str, torch.Tensor]]  # for each set, the tensors in which calls read live operands
-    outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
+    on_set: list[Prepared]
+    reads: list[dict[str, torch.Tensor]]  # the tensors in which calls read live operands, by operand
+    outs: list[OwnedOutput | None]  # None for a library that allocates its output
     timer: Timer
     program: Program  # the calls on all sets, as samples make them
     implementation: Implementation
@@ -63,11 +60,11 @@ class _Ready:
         """The sets that the program computed since `fill`. Empty after a call outside the program."""
         if self.filled_at is None:
             return []
-        return self.program.computed_since(self.filled_at, len(self.prepared))
+        return self.program.computed_since(self.filled_at, len(self.on_set))
 
     def fill(self) -> None:
-        """Fills the outputs that were written since the last `fill` with SPOILT. A call that then computes
-        nothing leaves a wrong output."""
+        """Fills the outputs that may have been written since the last `fill` with SPOILT. A call that then
+        computes nothing leaves a wrong output."""
         written_sets = range(len(self.outs)) if self.filled_at is None else self.computed_sets
         for set_index in written_sets:
             if out := self.outs[set_index]:
@@ -83,7 +80,7 @@ class _Ready:
         self.timer.synchronize()
 
     def result(self, set_index: int) -> torch.Tensor:
-        return self.prepared[set_index].result()
+        return self.on_set[set_index].result()
 
     def places(self, set_index: int, operands: Operands, name: str) -> list[torch.Tensor]:
         """Where a live operand is stored: the canonical tensor, and the copy that calls read, if any. Raises
@@ -97,8 +94,8 @@ class _Ready:
         return [canonical, copy]
 
     def load(self, set_index: int, live: Mapping[str, torch.Tensor]) -> None:
-        self.prepared[set_index].load(live)
-        self.reads[set_index] = reads_of(self.prepared[set_index])
+        self.on_set[set_index].load(live)
+        self.reads[set_index] = reads_of(self.on_set[set_index])
 
 
 class Bench(devices.OnDevice):
@@ -110,19 +107,18 @@ class Bench(devices.OnDevice):
     def __init__(self, *unlisted: Implementation) -> None:
         """unlisted: implementations that are in no folder and no plug-in"""
         self.unlisted = unlisted
-        self.ready: dict[str, _Ready] = {}  # by entry
+        self.prepared: dict[str, _PreparedEntry] = {}  # by entry
         self.are_timed = False  # whether calls on these operands are timed, and not only checked
         self.case: Case | None = None
+        # By entry: seconds of a first call after the latest preparation, infinite if that was the first one,
+        # which compiles; and of the entries whose first calls may be left out (AS_LONG), of a timed call.
         self.first_call_s: dict[str, float] = {}
-        """Seconds of a first call after the latest preparation, by entry; infinite after the first one, which
-        compiles."""
         self.settled_call_s: dict[str, float] = {}
-        """Seconds of a timed call, of the entries whose first calls may be left out (see AS_LONG)."""
         self.returning: set[str] = set()  # entries whose calls returned a tensor
         self.timers: dict[str, Timer] = {}  # by launch mode
-        self.repeats: dict[str, Repeats] = {}  # by entry
+        self.repeats = defaultdict[str, Repeats](Repeats)  # by entry
         self.live: dict[str, torch.Tensor] = {}  # the live operands that were loaded last
-        self.seeds: Mapping[str, Any] = {}  # the seeds of the operands in use
+        self.seeds: Mapping[str, Any] = {}  # of the operands in use
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of an implementation's EngineTable. Its engine is imported into this process."""
@@ -134,9 +130,11 @@ class Bench(devices.OnDevice):
 
     # Operands
 
-    def open(self, case: Case, seeds: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> int:
-        """Makes the operands of a case from seeds, and a second set from the seeds `beside`. Returns the
-        digest of the last set; the parent compares it with that of the judge's operands."""
+    def open(
+        self, case: Case, seeds: Mapping[str, Any], second_seeds: Mapping[str, Any] | None = None
+    ) -> int:
+        """Makes one or two sets of operands of a case from seeds. Returns the digest of the last, for the
+        parent to compare with that of the judge's operands."""
         self.close()
         if case != self.case:
             self.case = case
@@ -148,23 +146,20 @@ class Bench(devices.OnDevice):
         self.boundary = case.boundary
         self.seeds = seeds
         self.sets = [self._make(seeds)]
-        if beside is not None:
-            self.sets.append(self._make(beside))
+        if second_seeds is not None:
+            self.sets.append(self._make(second_seeds))
         return self.sets[-1].digest()
 
     def _make(self, seeds: Mapping[str, Any]) -> Operands:
         return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
 
     def fresh(self, mode: str, copies: int) -> None:
-        """Moves the operands to fresh buffers, in `copies` sets. Every entry has to be prepared again.
-
-        mode: in `cold` mode each set has its own copy of all operands; else of those that a serving step
-              streams, and the sets share the others
-        """
-        for name in self.ready:  # a loop over items() would keep the last _Ready, and so its memory, alive
+        """Moves the operands to fresh buffers, in `copies` sets. Entries have to be prepared again. In `cold`
+        mode each set has a copy of all operands, else only of those that a serving step streams."""
+        for name in self.prepared:  # a loop over items() would keep the last entry, and its memory, alive
             self._compare_computed(name)
-            self._settle(name, self.ready[name].program)
-        self.ready.clear()
+            self._note_settled(name)
+        self.prepared.clear()
         self.are_timed = True
         first = self.sets[0].copy()
         self.sets = [first]  # frees the other sets before new ones are made
@@ -172,8 +167,9 @@ class Bench(devices.OnDevice):
         empty_cache(self.kind)
         self.sets += [first.turned(number, mode == "cold") for number in range(1, copies)]
 
-    def _settle(self, name: str, program: Program) -> None:
-        """Notes whether the first calls after preparing an entry anew may be left out from now on."""
+    def _note_settled(self, name: str) -> None:
+        """Notes an entry whose first calls after the next preparation may be left out."""
+        program = self.prepared[name].program
         was_timed = program.steps_taken > 0 and program.device_s < math.inf
         if was_timed and self.first_call_s[name] <= AS_LONG * program.device_s:
             self.settled_call_s[name] = program.device_s
@@ -185,15 +181,15 @@ class Bench(devices.OnDevice):
         """Loads new live operands on one of the sets, for all entries. Returns the set's digest."""
         self.seeds = seeds
         self.live = self._make(seeds).live_tensors()
-        self._put([], set_index)  # first into the set, which `load` of an entry may read
-        self._put(self.ready, set_index)
+        # The `load` of an entry may read the set, and may also change it: it is written before and after.
+        self._write_live(set_index)
+        for prepared in self.prepared.values():
+            prepared.load(set_index, self.live)
+        self._write_live(set_index)
         return self.sets[set_index].digest()
 
-    def _put(self, entries: Iterable[str], set_index: int) -> None:
-        """Puts the loaded operands where calls of these entries read them, and then into the set itself,
-        which `load` of an entry may have changed."""
-        for entry in entries:
-            self.ready[entry].load(set_index, self.live)
+    def _write_live(self, set_index: int) -> None:
+        """Writes the live operands that were loaded last into a set."""
         for name, tensor in self.live.items():
             write_in_place(getattr(self.sets[set_index], name), tensor)
 
@@ -210,8 +206,7 @@ class Bench(devices.OnDevice):
     ) -> dict[str, Any]:
         """Prepares an entry on every set and, unless `call` is False, calls it once on each, which runs JIT
         compilers. On a CPU a later preparation makes no calls if nothing will be timed on these operands, or
-        if first calls took no longer than timed ones (AS_LONG). Raises Unsupported where the entry cannot be
-        launched in this mode.
+        if first calls took as long as timed ones (AS_LONG). Raises Unsupported if `launch` is impossible.
 
         seconds:      that this took
         synchronises: whether a call waits for the device before it returns
@@ -224,35 +219,32 @@ class Bench(devices.OnDevice):
             self.timers[launch] = timer_for(self.kind, launch)
         timer = self.timers[launch]
         implementation = self._implementation(impl, config)
-        prepared: list[Prepared] = []
+        on_set: list[Prepared] = []
         outs: list[OwnedOutput | None] = []
         is_later = self.kind == "cpu" and entry in self.first_call_s
         skips_calls = is_later and (not self.are_timed or entry in self.settled_call_s)
         calling_s = 0.0
         for operands in self.sets:
-            out = self._output_for(implementation)
+            bound, out = self._bound(implementation, operands, on_set[0] if on_set else None)
+            on_set.append(bound)
             outs.append(out)
-            on_first_set = prepared[0] if prepared else None
-            place = None if out is None else out.tensor
-            prepared.append(bind(self.op, implementation, operands, place, on_first_set))
             if call and not skips_calls:
                 began = time.perf_counter()
                 # `Prepared.call` returns None; that of a subclass may return a tensor by mistake.
-                returned: object = prepared[-1].call()  # type: ignore[func-returns-value]
+                returned: object = bound.call()  # type: ignore[func-returns-value]
                 calling_s += time.perf_counter() - began
                 if isinstance(returned, torch.Tensor):
                     self.returning.add(entry)
         self.first_call_s[entry] = calling_s / len(self.sets) if is_later else math.inf
         timer.synchronize()
         torch.set_num_threads(self.threads)  # a library that was just imported may have changed it
-        calls = [p.call for p in prepared]
+        calls = [bound.call for bound in on_set]
         program = timer.program(calls) if call else Program(calls)
         if is_later:
             program.device_s = self.settled_call_s.get(entry, self.first_call_s[entry])
-        reads = [reads_of(p) for p in prepared]
-        returns_tensor = entry in self.returning
-        self.ready[entry] = _Ready(
-            prepared, reads, outs, timer, program, implementation, plugin, returns_tensor
+        reads = [reads_of(bound) for bound in on_set]
+        self.prepared[entry] = _PreparedEntry(
+            on_set, reads, outs, timer, program, implementation, plugin, entry in self.returning
         )
         return {
             "seconds": time.perf_counter() - started,
@@ -262,24 +254,25 @@ class Bench(devices.OnDevice):
 
     def _implementation(self, name: str, config: Mapping[str, Any] | None) -> Implementation:
         known = [*self.unlisted, *kernels.implementations(self.op.name)]
-        by_name = {row.name: row for row in reversed(known)}  # an unlisted one comes first
-        if name not in by_name:
+        with_name = [row for row in known if row.name == name]  # an unlisted one comes first
+        if not with_name:
             raise Unsupported(f"there is no {name} in this setting's source tree")
-        implementation = by_name[name]
-        if config is not None:
-            from kernels.tuning import Tunable
+        if config is None:
+            return with_name[0]
+        from kernels.tuning import Tunable
 
-            assert isinstance(implementation, Tunable)
-            implementation = implementation.configured(config)
-        return implementation
+        assert isinstance(with_name[0], Tunable)
+        return with_name[0].configured(config)
 
-    def _output_for(self, implementation: Implementation) -> OwnedOutput | None:
-        """An output filled with NaN; None for an implementation that allocates its own."""
+    def _bound(
+        self, implementation: Implementation, operands: Operands, on_first_set: Prepared | None = None
+    ) -> tuple[Prepared, OwnedOutput | None]:
+        """An implementation bound to operands, and its output, filled with NaN; None if it allocates one."""
         if implementation.allocates:
-            return None
+            return bind(self.op, implementation, operands, None, on_first_set), None
         out = OwnedOutput(self.op.empty_output(self.sizes, "meta"), self.device)
         out.fill()
-        return out
+        return bind(self.op, implementation, operands, out.tensor, on_first_set), out
 
     # Samples
 
@@ -287,25 +280,24 @@ class Bench(devices.OnDevice):
         """Compares the outputs that the last sample left with the first ones, and fills them again. The
         parent asks for it before each sample, so that the request for a sample takes no time but its own."""
         self._compare_computed(entry)
-        self.ready[entry].fill()
+        self.prepared[entry].fill()
 
     def _compare_computed(self, entry: str) -> None:
-        ready = self.ready[entry]
-        repeats = self.repeats.setdefault(entry, Repeats())
-        for set_index in ready.computed_sets:
-            repeats.compare(set_index, ready.result(set_index), self._sets_are_equal)
+        prepared = self.prepared[entry]
+        for set_index in prepared.computed_sets:
+            self.repeats[entry].compare(set_index, prepared.result(set_index), self._sets_are_equal)
 
     @property
     def _sets_are_equal(self) -> bool:
         """Whether the sets that calls rotate over hold equal values."""
         return not self.op.turns
 
-    def sample(self, entry: str, at_least: float) -> dict[str, Any]:
-        """Times a sample of about `at_least` seconds. Returns the fields of `timers.Sample`."""
-        ready = self.ready[entry]
-        if ready.filled_at != ready.program.steps_taken:
+    def sample(self, entry: str, at_least_s: float) -> dict[str, Any]:
+        """Times a sample of about `at_least_s` seconds. Returns the fields of `timers.Sample`."""
+        prepared = self.prepared[entry]
+        if prepared.filled_at != prepared.program.steps_taken:
             self.inspect(entry)
-        return asdict(ready.timer.sample(ready.program, at_least))
+        return asdict(prepared.timer.sample(prepared.program, at_least_s))
 
     # Checks
 
@@ -316,34 +308,33 @@ class Bench(devices.OnDevice):
         digest:  of the operands, which no call may change
         seconds: of the call
         late:    whether the output changed after the call had returned
-        guards:  whether nothing was written beside it
+        guards:  whether nothing was written before or behind it
         ignored: whether the output is unwritten although the call returned a tensor, which nothing reads
         """
         import torch
 
-        ready = self.ready[entry]
-        out = ready.outs[set_index]
+        prepared = self.prepared[entry]
+        out = prepared.outs[set_index]
         if out is not None:
             out.fill(fill)
-            ready.timer.synchronize()
+            prepared.timer.synchronize()
         started = time.perf_counter()
-        ready.call_once(set_index)
+        prepared.call_once(set_index)
         seconds = time.perf_counter() - started
         bits_at_return = bits(out.tensor).clone() if out is not None else torch.empty(0)
-        result = ready.result(set_index)
-        dtype = self.op.empty_output(self.sizes, "meta").dtype
-        if (ready.is_plugin or self.unlisted) and result.dtype != dtype:
+        result, dtype = prepared.result(set_index), self.op.empty_output(self.sizes, "meta").dtype
+        if (prepared.is_plugin or self.unlisted) and result.dtype != dtype:
             from kernels.op import named  # older commits lack it
 
-            raise TypeError(f"{named(ready.implementation)} gave {result.dtype}, and has to give {dtype}")
+            raise TypeError(f"{named(prepared.implementation)} gave {result.dtype}, and has to give {dtype}")
         answer = packed(result)
-        ready.timer.synchronize()
+        prepared.timer.synchronize()
         return answer | {
             "digest": self.sets[set_index].digest(),
             "seconds": seconds,
             "late": out is not None and not same_bits(out.tensor, bits_at_return),
             "guards": out is None or out.guards_hold(),
-            "ignored": ready.returns_tensor and out is not None and bool(out.tensor.isnan().all()),
+            "ignored": prepared.returns_tensor and out is not None and bool(out.tensor.isnan().all()),
         }
 
     def far(self, entry: str) -> dict[str, Any] | None:
@@ -362,10 +353,9 @@ class Bench(devices.OnDevice):
             operands = self.sets[0].far()
             if operands is None:
                 return None
-            if self.kind != "cpu":
-                return self._called_once(self.ready[entry], operands)
-            with devices.memory_at_most(available_memory() // 4):
-                return self._called_once(self.ready[entry], operands)
+            on_cpu = self.kind == "cpu"
+            with devices.memory_at_most(available_memory() // 4) if on_cpu else contextlib.nullcontext():
+                return self._called_once(self.prepared[entry], operands)
         except Exception as failure:
             if self.kind == "cpu" or isinstance(failure, (torch.OutOfMemoryError, Unsupported)):
                 return None
@@ -375,12 +365,11 @@ class Bench(devices.OnDevice):
             empty_cache(self.kind)
             devices.trim_heap()
 
-    def _called_once(self, ready: _Ready, operands: Operands) -> dict[str, Any]:
-        out = self._output_for(ready.implementation)
-        prepared = bind(self.op, ready.implementation, operands, None if out is None else out.tensor)
-        prepared.call()
-        ready.timer.synchronize()
-        return packed(prepared.result())
+    def _called_once(self, prepared: _PreparedEntry, operands: Operands) -> dict[str, Any]:
+        bound, _ = self._bound(prepared.implementation, operands)
+        bound.call()
+        prepared.timer.synchronize()
+        return packed(bound.result())
 
     def compared(self, entry: str, seconds: float) -> dict[str, Any]:
         """Compares the outputs that timed calls left, and those of further calls, with the first output: up
@@ -392,10 +381,10 @@ class Bench(devices.OnDevice):
         outputs: for the judge, each with the number of its `set`: the first output of set 0; that of the last
                  set, where sets differ in value; and the farthest output
         kept:    whether a call gave the old answer to another activation
-        guards:  whether nothing was written beside any output
+        guards:  whether nothing was written before or behind any output
         """
-        ready = self.ready[entry]
-        repeats = self.repeats.setdefault(entry, Repeats())
+        prepared = self.prepared[entry]
+        repeats = self.repeats[entry]
         sets = len(self.sets)
         began = time.perf_counter()
         self._compare_computed(entry)
@@ -416,7 +405,7 @@ class Bench(devices.OnDevice):
         made = 0
         while len(repeats.first) < first_outputs or not enough():
             follows_change = made > 1 and repeats.changed < most_changed  # the first two calls are in a row
-            self._compare_call(ready, repeats, made % sets, follows_change)
+            self._compare_call(prepared, repeats, made % sets, follows_change)
             made += 1
         judged_sets = [0] if self._sets_are_equal else sorted({0, sets - 1})
         outputs = [packed(repeats.first[index]) | {"set": index} for index in judged_sets]
@@ -429,55 +418,59 @@ class Bench(devices.OnDevice):
             "distance": repeats.distance if math.isfinite(repeats.distance) else None,
             "kept": repeats.kept,
             "outputs": outputs,
-            "guards": all(out is None or out.guards_hold() for out in ready.outs),
+            "guards": all(out is None or out.guards_hold() for out in prepared.outs),
         }
 
-    def _compare_call(self, ready: _Ready, repeats: Repeats, set_index: int, follows_change: bool) -> None:
+    def _compare_call(
+        self, prepared: _PreparedEntry, repeats: Repeats, set_index: int, follows_change: bool
+    ) -> None:
         """Makes one call and compares its output. follows_change: right before it, a call is made on another
         activation, and has to give another output"""
         if follows_change:
-            places = ready.places(set_index, self.sets[set_index], activation_of(self.sets[set_index]))
+            places = prepared.places(set_index, self.sets[set_index], activation_of(self.sets[set_index]))
             has_changed = _roll(places, 1)
-            ready.timer.synchronize()
+            prepared.timer.synchronize()
             try:
-                ready.call_once(set_index)
+                prepared.call_once(set_index)
                 first = repeats.first.get(0 if self._sets_are_equal else set_index)
                 # An output of zeros need not change: no expert of this rank may have been chosen.
                 if has_changed and first is not None and bool(first.any()):
-                    repeats.kept = repeats.kept or same_bits(ready.result(set_index), bits(first))
+                    repeats.kept = repeats.kept or same_bits(prepared.result(set_index), bits(first))
             finally:
                 _roll(places, -1)
-                ready.timer.synchronize()
+                prepared.timer.synchronize()
             repeats.changed += 1
-        ready.fill()
-        ready.call_once(set_index)
-        is_graph = len(ready.program.steps) < len(self.sets)  # it holds calls on all sets
-        for index in range(len(self.sets)) if is_graph else [set_index]:
-            repeats.compare(index, ready.result(index), self._sets_are_equal)
+        prepared.fill()
+        prepared.call_once(set_index)
+        is_graph = len(prepared.program.steps) < len(self.sets)  # it holds calls on all sets
+        computed_sets = range(len(self.sets)) if is_graph else [set_index]
+        for index in computed_sets:
+            repeats.compare(index, prepared.result(index), self._sets_are_equal)
 
     def unread(self, entry: str) -> list[str]:
         """The live operands that calls do not read: the output stays as it was when other valid values are
         written where they are stored. Afterwards the loaded operands are in place again."""
-        ready = self.ready[entry]
+        prepared = self.prepared[entry]
         operands = self.sets[0]
-        ready.call_once(0)
-        if not ready.result(0).any():  # for example if all weights are zero
+        prepared.call_once(0)
+        if not prepared.result(0).any():  # for example if all weights are zero
             return []
         unread = []
         other_live = self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()
         for name, values in other_live.items():
-            places = ready.places(0, operands, name)
+            places = prepared.places(0, operands, name)
             if name in without_effect(operands) or same_bits(values, bits(places[0])):
                 continue
-            before = bits(ready.result(0)).clone()
+            before = bits(prepared.result(0)).clone()
             for place in places:
                 write_in_place(place, values)
-            ready.timer.synchronize()
-            ready.call_once(0)
-            if same_bits(ready.result(0), before):
+            prepared.timer.synchronize()
+            prepared.call_once(0)
+            if same_bits(prepared.result(0), before):
                 unread.append(name)
         if self.live:
-            self._put([entry], 0)
+            prepared.load(0, self.live)
+            self._write_live(0)
         return unread
 
     # What ran
@@ -486,27 +479,26 @@ class Bench(devices.OnDevice):
         start(self.kind)
 
     def profile(self, entry: str) -> dict[str, Any]:
-        """What ran in a call and for how long (see `profile` in profile.py). A graph's calls are made
-        eagerly.
+        """What ran in a call, and how long (see `profile` in profile.py). Calls of a graph are made eagerly.
 
         picked: what the library says of its choice
         ran:    what else identifies the code (see `fingerprint`)
         """
-        ready = self.ready[entry]
-        calls = [p.call for p in ready.prepared]
+        prepared = self.prepared[entry]
+        calls = [bound.call for bound in prepared.on_set]
         try:
-            call_s = ready.program.device_s / ready.program.calls_per_step
-            profiled = profile(calls, self.kind, ready.timer.synchronize, call_s)
+            call_s = prepared.program.device_s / prepared.program.calls_per_step
+            profiled = profile(calls, self.kind, prepared.timer.synchronize, call_s)
             ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:
             # Where calls allocate outputs, `result` now gives those of the eager calls. No replay of the old
             # graph would write these, so a new graph is captured.
-            ready.program = ready.timer.program(calls)
-            ready.filled_at = None
-        return profiled | {"picked": ready.prepared[0].picked(), "ran": ran}
+            prepared.program = prepared.timer.program(calls)
+            prepared.filled_at = None
+        return profiled | {"picked": prepared.on_set[0].picked(), "ran": ran}
 
     def close(self) -> None:
-        self.ready.clear()
+        self.prepared.clear()
         self.repeats.clear()
         self.live = {}
         self.sets = []

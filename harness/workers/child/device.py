@@ -18,33 +18,29 @@ from kernels.platform import available_memory
 from kernels.triton_runtime import target_of
 
 MEMORY_DIFFERS = 1.25  # two figures for one memory, torch's and the driver's, differ by less than this factor
-
 MOST_HELD = 0.5
 """A process that holds more than this share of the free memory gives unused memory of its heap back. Freed
-memory is not always used again: an aligned block needs more room than a block of its size had."""
+memory is not always used again, as an aligned block needs more room than its size."""
+
+
+Plan = Mapping[str, Any] | None
+"""What the parent knows of a device (`Platform.identity`)."""
 
 
 class OnDevice:
     """What a worker serves: it computes on one device."""
 
-    def hello(
-        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Makes the device ready; returns what `ready_device` does."""
+    def hello(self, kind: str, device: str, threads: int, planned: Plan = None) -> dict[str, Any]:
+        """See `ready_device`."""
         self.kind, self.device, self.threads = kind, device, threads
         return ready_device(kind, device, threads, planned)
 
 
-def ready_device(
-    kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def ready_device(kind: str, device: str, threads: int, planned: Plan = None) -> dict[str, Any]:
     """Makes torch compute on `device`, with so many threads. Raises RuntimeError where this torch cannot
     use the device, or uses another one than planned. Returns the version of torch, the number of threads,
     `pinned`: the CPU that each thread is bound to, or why none is, and `target`: the fields of the
-    `kernels.tuning.Target` that configurations are chosen for.
-
-    planned: what the parent knows of the device, see `Platform.identity`
-    """
+    `kernels.tuning.Target` that configurations are chosen for."""
     load_openmp()
     MAIN_THREAD.release()
     import torch
@@ -56,10 +52,15 @@ def ready_device(
         torch.cuda.set_device(device)
         if planned and (wrong := other_device(torch.cuda.get_device_properties(device), planned)):
             raise RuntimeError(f"{device} is not the device that was planned for: {wrong}")
+    cpus: list[int] | str = "no: the device computes"
+    if kind == "cpu":
+        with MAIN_THREAD.in_place():
+            cpus = pinned(threads)
+        MAIN_THREAD.release()  # a library that was loaded meanwhile may have bound it
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "pinned": _pinned(threads) if kind == "cpu" else "no: the device computes",
+        "pinned": cpus,
         "target": asdict(target_of(torch.device(device))),
     }
 
@@ -86,27 +87,24 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     is_named_so = gpu.name.startswith(name) or name.startswith(gpu.name)
     uuid = _uuid(gpu, on_amd)
     is_other_gpu = planned["uuid"].startswith("GPU-") and uuid not in ("", planned["uuid"].lower())
-    less, more = sorted((gpu.total_memory, planned["memory"]))
+    memories = (gpu.total_memory, planned["memory"])
+    less, more = sorted(memories)
+    memory_to_torch, memory_to_driver = (f"{nbytes / (1 << 30):.1f} GiB" for nbytes in memories)
     facts = [  # to torch, to the driver, whether they differ
         (arch, planned["arch"], arch != planned["arch"]),
         (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
         (uuid, planned["uuid"], is_other_gpu),
-        (_gib(gpu.total_memory), _gib(planned["memory"]), 0 < MEMORY_DIFFERS * less < more),
+        (memory_to_torch, memory_to_driver, 0 < MEMORY_DIFFERS * less < more),
     ]
-    differing = [(by_torch, by_driver) for by_torch, by_driver, differs in facts if differs]
-    if not differing:
+    if not any(differs for _, _, differs in facts):
         return ""
-    to_torch = ", ".join(by_torch for by_torch, _ in differing)
-    to_driver = ", ".join(by_driver for _, by_driver in differing)
+    to_torch = ", ".join(by_torch for by_torch, _, differs in facts if differs)
+    to_driver = ", ".join(by_driver for _, by_driver, differs in facts if differs)
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
     how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
     if order not in ("", "PCI_BUS_ID"):
         how = f"unset CUDA_DEVICE_ORDER={order}"
     return f"to torch it is {to_torch}, to the driver {to_driver}; {how}"
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB"
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:
@@ -120,25 +118,16 @@ def _uuid(gpu: Any, on_amd: bool) -> str:
 
 def load_openmp() -> None:
     """Loads the library that torch loads first, and with it OpenMP, which binds this thread to a CPU, the
-    same one in all workers. Then the thread can be released before the rest of torch is imported, which takes
-    seconds."""
+    same one in all workers. Then the thread can be released before the slow import of the rest of torch."""
     spec = importlib.util.find_spec("torch")
     if spec and spec.origin:
         with contextlib.suppress(OSError):
             ctypes.CDLL(str(Path(spec.origin).parent / "lib/libtorch_global_deps.so"), ctypes.RTLD_GLOBAL)
 
 
-def _pinned(threads: int) -> list[int] | str:
-    """See `pinned` in harness/machine/cpu_threads.py."""
-    with MAIN_THREAD.in_place():
-        cpus = pinned(threads)
-    MAIN_THREAD.release()  # a library that was loaded meanwhile may have bound it
-    return cpus
-
-
 def give_back_heap() -> None:
-    """Gives unused memory back where this process holds so much that others may need it. The heap of a worker
-    keeps what it freed (see harness.workers.environment.ALLOCATOR)."""
+    """Gives unused memory back where this process holds much. The heap of a worker keeps what it freed (see
+    harness.workers.environment.ALLOCATOR)."""
     if _pages(1) > MOST_HELD * available_memory():
         trim_heap()
 
@@ -157,8 +146,7 @@ def trim_heap() -> None:
 
 @contextlib.contextmanager
 def memory_at_most(nbytes: int) -> Iterator[None]:
-    """Limits this process to mapping `nbytes` more: a larger allocation fails instead of exhausting the
-    machine's memory."""
+    """Limits this process to mapping `nbytes` more, so that a larger allocation fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (_pages(0) + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))

@@ -8,12 +8,13 @@ Work and memory are linear in the size of the output; the work for known mistake
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from harness.machine.cpu_threads import runs_of
 from harness.workers.child.outputs import POISON, bits
 from kernels.mistakes import Answers, TooMuchWork, Work
 from kernels.op import Reference, RowGroups, Tolerance
@@ -42,8 +43,7 @@ class Layout:
     rows: Sequence[int] | None = None  # the indices along the first dimension that were compared; None: all
     groups: RowGroups | None = None  # the sequence or experts of each row of the whole output
     others: Mapping[str, Reference] = field(default_factory=dict)
-    """References to other operands, by what the operands are called; their sigma is that of the judged
-    call."""
+    """References to other operands, by what these are called; their sigma is that of the judged call."""
     answers: Callable[[list[int], slice], Answers] | None = None
     """What known mistakes of the op give for these rows and columns (`answers` in its module `mistakes`)."""
 
@@ -71,11 +71,10 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     bad_count = int(bad.sum())
     nan_count = int(torch.isnan(output).sum())
     unwritten_count = int((bits(output) == POISON).sum())
-    # The smallest box around them: of each dimension, the indices that have any.
+    # The smallest box around them: of each dimension, the number of indices that have any.
     box_sides = [int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim)]
-    columns = bad.flatten(0, -2).any(0)
-    in_box = bad_count / math.prod(box_sides)
-    where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), in_box)
+    share = bad_count / math.prod(box_sides)
+    where, facts = region_of(bad.any(-1), bad.flatten(0, -2).any(0), replace(layout, rows=None), share)
     kinds = [
         ("{} were never written", unwritten_count),
         ("NaN was computed in {}", nan_count - unwritten_count),
@@ -86,8 +85,8 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     if unwritten_count == bad_count:
         return _short(text), {"kind": "not written", "where": facts}
     if nan_count > unwritten_count and "head" in layout.axes:
-        text += ": memory that no sequence may read holds NaN, so look at pages, lengths, masks "
-        text += "and parts without a key"
+        look_at = "pages, lengths, masks and parts without a key"
+        text += f": memory that no sequence may read holds NaN, so look at {look_at}"
     return _short(text), {"kind": "NaN" if nan_count else "infinite", "where": facts}
 
 
@@ -113,6 +112,11 @@ class Wrong:
         """How many flattened rows an index of the first dimension has."""
         return math.prod(self.outer[1:])
 
+    def index_of(self, row: int) -> list[int]:
+        """The index of a flattened row in the whole output, along each dimension but the last."""
+        first, *others = (int(i) for i in torch.unravel_index(torch.tensor(row), self.outer))
+        return [self.layout.numbers(0)[first], *others]
+
 
 def selected(
     output: torch.Tensor,
@@ -123,25 +127,19 @@ def selected(
     tolerance: Tolerance,
     layout: Layout,
 ) -> Wrong:
-    """At most MOST_ROWS of the wrong rows, in the wrong columns (bool [columns]). The other arguments are
-    those of `of_errors`."""
+    """At most MOST_ROWS of the wrong rows, in the wrong columns (bool [columns]). Others: see `of_errors`."""
     all_rows = wrong.flatten().nonzero().flatten()
     rows = all_rows[_spread(len(all_rows), MOST_ROWS)]
     at = columns.nonzero().flatten()
-    all_got, all_right, all_sigma = (t.flatten(0, -2) for t in (output, reference.value, sigma))
-    return Wrong(
-        got=all_got[rows][:, at].double(),
-        right=all_right[rows][:, at].double(),
-        sigma=all_sigma[rows][:, at].double(),
-        rows=rows,
-        columns=at,
-        all_got=all_got,
-        all_right=all_right,
-        all_sigma=all_sigma,
-        outer=tuple(wrong.shape),
-        tolerance=tolerance,
-        layout=layout,
-    )
+    all_got, all_right, all_sigma = (tensor.flatten(0, -2) for tensor in (output, reference.value, sigma))
+    got, right, sigma = (_elements(tensor, rows, at) for tensor in (all_got, all_right, all_sigma))
+    outer = tuple(wrong.shape)
+    return Wrong(got, right, sigma, rows, at, all_got, all_right, all_sigma, outer, tolerance, layout)
+
+
+def _elements(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
+    """The elements of a tensor [rows, columns] in these rows and columns, in fp64."""
+    return tensor[rows][:, columns].double()
 
 
 def of_errors(
@@ -187,22 +185,15 @@ def _spread(count: int, most: int) -> torch.Tensor:
 
 
 def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
-    """The largest error in units of sigma, with its place in the whole output and both values. z: of all
-    compared rows, [rows, columns]"""
+    """The largest error in sigma, with its place in the whole output and both values. z: [rows, columns]"""
     row, column = divmod(int(z.abs().nan_to_num(nan=math.inf).argmax()), z.shape[1])
-    index = _index(row, wrong.outer)
     sigmas = float(z[row, column].abs())
     return {
-        "at": [wrong.layout.numbers(0)[index[0]], *index[1:], column],
+        "at": [*wrong.index_of(row), column],
         "output": float(wrong.all_got[row, column]),
         "reference": float(wrong.all_right[row, column]),
         "sigmas": sigmas if math.isfinite(sigmas) else None,
     }
-
-
-def _index(row: int, outer: tuple[int, ...]) -> list[int]:
-    """The index of a flattened row along each dimension but the last."""
-    return [int(i) for i in torch.unravel_index(torch.tensor(row), outer)]
 
 
 # How the wrong elements are wrong. Each function returns None where it does not apply.
@@ -256,8 +247,7 @@ def _factor(wrong: Wrong) -> Cause | None:
     weighted = torch.where(sigma > 0, right / sigma.square(), 0.0)
     size = float((weighted * right).sum())
     factor = float((weighted * got).sum()) / size if size > 0 else math.nan
-    # A few elements are a multiple of anything. A tiny factor fits an output that has nothing in common with
-    # the right one.
+    # A few elements are a multiple of anything. A tiny factor fits an output that is unlike the right one.
     if not math.isfinite(factor) or abs(factor) < 1e-3 or got.numel() < 4:
         return None
     if not _within(got - factor * right, abs(factor) * sigma, wrong.tolerance):
@@ -276,40 +266,45 @@ def _mistake(wrong: Wrong) -> Cause | None:
     rows = wrong.rows[first_indices == index]
     begin = int(wrong.columns[0]) // BLOCK * BLOCK
     columns = slice(begin, min(begin + MISTAKE_COLUMNS, wrong.all_right.shape[1]))
-    got, right, sigma = (
-        t[rows][:, columns].double() for t in (wrong.all_got, wrong.all_right, wrong.all_sigma)
-    )
+    all_rows = (wrong.all_got, wrong.all_right, wrong.all_sigma)
+    got, right, sigma = (_elements(tensor, rows, columns) for tensor in all_rows)
     if got.numel() < FEWEST:
         return None
     try:
         answers = wrong.layout.answers([wrong.layout.numbers(0)[index]], columns)
     except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
         return None
-    work = Work()
     error_square = float(_units(got - right, sigma).square().mean())
     left_squares = dict[str, float]()  # by mistake: the mean square of what it does not explain, in sigma
-    for name, compute_answer in answers.items():
-        try:
-            with work:
-                answer = compute_answer().to(wrong.all_got.dtype)
-        except TooMuchWork:
-            break
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
-            continue  # these operands do not allow this mistake
-        answer = answer.cpu().flatten(0, -2)[rows % wrong.inner_rows].double()
+    for name, answer_of_index in _computed(answers, wrong.all_got.dtype):
+        answer = answer_of_index.cpu().flatten(0, -2)[rows % wrong.inner_rows].double()
         # A larger output errs by more; 2^-9 is the error of rounding to bf16.
         growth = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
         answer_sigma = torch.hypot(sigma * growth[:, None], 2.0**-9 * answer)
         left_square = float(_units(got - answer, answer_sigma).square().mean())
-        is_near = _within(got - answer, answer_sigma, wrong.tolerance)
-        if is_near and left_square <= EXPLAINED * error_square:
+        is_explained = left_square <= EXPLAINED * error_square
+        if is_explained and _within(got - answer, answer_sigma, wrong.tolerance):
             left_squares[name] = left_square
     if not left_squares:
         return None
-    as_near = 1.5 * min(left_squares.values()) + 0.1  # mistakes that cannot be told from the nearest one
+    limit = 1.5 * min(left_squares.values()) + 0.1  # up to here a mistake cannot be told from the nearest one
     names = sorted(left_squares, key=left_squares.__getitem__)
-    names = [name for name in names if left_squares[name] <= as_near][:MOST_NAMES]
+    names = [name for name in names if left_squares[name] <= limit][:MOST_NAMES]
     return Cause("mistake", f"equals: {' or '.join(names)}", {"equals": names})
+
+
+def _computed(answers: Answers, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields mistakes with the answers that they give, until that has taken too much work."""
+    work = Work()
+    for name, compute_answer in answers.items():
+        try:
+            with work:
+                answer = compute_answer().to(dtype)
+        except TooMuchWork:
+            return
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+            continue  # these operands do not allow this mistake
+        yield name, answer
 
 
 def _answer_to_others(wrong: Wrong) -> Cause | None:
@@ -325,9 +320,8 @@ def _answer_to_others(wrong: Wrong) -> Cause | None:
         places = torch.tensor([place_of.get(row, -1) for row in first_indices.tolist()])
         known = places >= 0
         at = places[known] * wrong.inner_rows + wrong.rows[known] % wrong.inner_rows
-        answer, sigma = (
-            t.reshape(-1, all_columns)[at][:, wrong.columns].double() for t in (other.value, other.sigma)
-        )
+        flat = [tensor.reshape(-1, all_columns) for tensor in (other.value, other.sigma)]
+        answer, sigma = (_elements(tensor, at, wrong.columns) for tensor in flat)
         # It shows nothing if it lacks more than half of the rows, or if both references are equal there.
         if 2 * int(known.sum()) < len(known) or torch.equal(answer, wrong.right[known]):
             continue
@@ -337,47 +331,47 @@ def _answer_to_others(wrong: Wrong) -> Cause | None:
 
 
 def _other_rows(wrong: Wrong) -> Cause | None:
-    """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
-    rows."""
+    """Whether the wrong rows, by a sample of them, hold the right answers of other rows."""
     if len(wrong.columns) < FEWEST:
         return None
     some = _spread(len(wrong.rows), MATCHED_ROWS)
+    rows, got = wrong.rows[some], wrong.got[some]
     few = _spread(len(wrong.columns), MATCHED_COLUMNS)
-    rows = wrong.rows[some]
-    candidates = wrong.all_right[:, wrong.columns[few]].float()
-    # In units of each column's size, so that a few large columns do not decide alone.
-    size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
-    candidates /= size
-    sought = wrong.got[some][:, few].float() / size
-    # The nearest candidate has the least |candidate - sought|^2; |sought|^2 is the same for all.
-    match = (candidates.square().sum(1) - 2 * sought @ candidates.T).argmin(1)
-    right, sigma = (t[match][:, wrong.columns].double() for t in (wrong.all_right, wrong.all_sigma))
-    left = _units(wrong.got[some] - right, sigma).square().mean(1).sqrt()
-    moved = (left <= 1.5 * wrong.tolerance.row) & (match != rows)
+    nearest = _nearest(got[:, few].float(), wrong.all_right[:, wrong.columns[few]].float())
+    right = _elements(wrong.all_right, nearest, wrong.columns)
+    sigma = _elements(wrong.all_sigma, nearest, wrong.columns)
+    left = _units(got - right, sigma).square().mean(1).sqrt()
+    moved = (left <= 1.5 * wrong.tolerance.row) & (nearest != rows)
     if float(moved.double().mean()) < 0.9:
         return None
-
-    numbers = wrong.layout.numbers(0)
-
-    def index_of(row: int) -> list[int]:
-        index = _index(row, wrong.outer)
-        return [numbers[index[0]], *index[1:]]
-
+    # Of each moved row its index, and the index of the row whose answer it holds.
     moves = [
-        (index_of(to), index_of(source))
-        for to, source in zip(rows[moved].tolist(), match[moved].tolist(), strict=True)
+        (wrong.index_of(row), wrong.index_of(source))
+        for row, source in zip(rows[moved].tolist(), nearest[moved].tolist(), strict=True)
     ]
-    axes = [axis for axis in range(len(wrong.outer)) if any(to[axis] != of[axis] for to, of in moves)]
+    return Cause("moved", _moves_in_words(moves, wrong.layout), {"from": moves[:64]})
+
+
+def _moves_in_words(moves: Sequence[tuple[list[int], list[int]]], layout: Layout) -> str:
+    axes = [i for i in range(len(layout.shape) - 1) if any(index[i] != source[i] for index, source in moves)]
     name = "row"
-    sources: dict[object, object] = {str(to): source for to, source in moves}
+    sources: dict[object, object] = {str(index): source for index, source in moves}
     if len(axes) == 1:  # in terms of the one axis along which the rows moved
         (axis,) = axes
-        name = wrong.layout.name(axis)
-        sources = {to[axis]: source[axis] for to, source in moves}
-    pairs = ", ".join(f"{to} that of {source}" for to, source in list(sources.items())[:2])
+        name = layout.name(axis)
+        sources = {index[axis]: source[axis] for index, source in moves}
+    pairs = ", ".join(f"{index} that of {source}" for index, source in list(sources.items())[:2])
     dots = " ..." if len(sources) > 2 else ""
-    text = f"{name}s hold the answers of other {name}s: {pairs}{dots}"
-    return Cause("moved", text, {"from": moves[:64]})
+    return f"{name}s hold the answers of other {name}s: {pairs}{dots}"
+
+
+def _nearest(rows: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """Of each row, the index of the nearest candidate row. Each column is taken in units of its size, so that
+    a few large columns do not decide alone."""
+    size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
+    rows, candidates = rows / size, candidates / size
+    # The nearest one has the least |candidate - row|^2; |row|^2 is the same for all candidates.
+    return (candidates.square().sum(1) - 2 * rows @ candidates.T).argmin(1)
 
 
 def _no_pattern(wrong: Wrong) -> Cause:
@@ -408,8 +402,7 @@ def region_of(
 
     rows:    bool, of the output's shape without the columns: which of the compared rows are wrong
     columns: bool [columns]: which columns are wrong in any of them
-    share:   which share of the smallest box around the wrong elements is wrong; None: that of the wrong rows
-             in the smallest box around them
+    share:   of the smallest box around the wrong elements, how much is wrong; None: the same of rows alone
     """
     outer_axes = range(rows.ndim)
     has_wrong = [rows.transpose(0, axis).reshape(rows.shape[axis], -1).any(1) for axis in outer_axes]
@@ -424,9 +417,9 @@ def region_of(
         if len(indices) == size:
             continue
         numbers, name = layout.numbers(axis), layout.name(axis)
-        grouped = _grouped(indices, layout.groups, layout) if axis == 0 and layout.groups else ""
-        words.append(grouped or in_words(name, indices, numbers))
-        ranges = [[numbers[first], numbers[last]] for first, last in runs(indices)]
+        by_group = _by_group(indices, layout.groups, layout) if axis == 0 and layout.groups else ""
+        words.append(by_group or in_words(name, indices, numbers))
+        ranges = [[numbers[first], numbers[last]] for first, last in runs_of(indices)]
         facts.append({"axis": name, "ranges": ranges[:64], "count": len(indices), "of": size})
     text = ", ".join(words)
     if share < FULL:
@@ -434,66 +427,67 @@ def region_of(
     return text, facts
 
 
-def runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last of each series of consecutive numbers, of numbers that ascend."""
-    ends: list[tuple[int, int]] = []
-    for index in indices:
-        if ends and index == ends[-1][1] + 1:
-            ends[-1] = (ends[-1][0], index)
-        else:
-            ends.append((index, index))
-    return ends
-
-
 def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
-    """Indices along an axis in words: `heads 8..15`, `columns 3 and 7`.
-
-    numbers: the number of each index of the whole axis
-    """
+    """Indices along an axis in words: `heads 8..15`, `columns 3 and 7`. numbers: of all its indices"""
     if len(indices) == 1:
         return f"{name} {numbers[indices[0]]}"
-    ends = [(numbers[first], numbers[last]) for first, last in runs(indices)]
+    ends = [(numbers[first], numbers[last]) for first, last in runs_of(indices)]
     if len(ends) > MOST_RANGES:
         return f"{len(indices)} of {name}s {ends[0][0]}..{ends[-1][1]}"
     *most, last = [str(first) if first == last else f"{first}..{last}" for first, last in ends]
     return f"{name}s {', '.join(most)} and {last}" if most else f"{name}s {last}"
 
 
-def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
+def _by_group(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
     """Wrong rows in terms of their sequences or experts; empty where that says no more than their numbers."""
-    numbers, axis, name = layout.numbers(0), layout.name(0), groups.name
     members: dict[int, list[int]] = {}  # by group, its rows in the whole output
     for row, groups_of_row in enumerate(groups.of.tolist()):
         for group in groups_of_row:
             members.setdefault(group, []).append(row)
-    compared, wrong = set(numbers), {numbers[index] for index in indices}
-    touched = sorted(group for group, rows in members.items() if group >= 0 and not wrong.isdisjoint(rows))
-    whole = [group for group in touched if compared.intersection(members[group]) <= wrong]
+    numbers = layout.numbers(0)
+    wrong = {numbers[index] for index in indices}
+    # Of each group with wrong rows, its compared rows. A negative number is no group.
+    touched = {
+        group: set(rows).intersection(numbers)
+        for group, rows in sorted(members.items())
+        if group >= 0 and not wrong.isdisjoint(rows)
+    }
     if groups.of.shape[1] > 1:  # a row has several experts
-        several = [group for group in whole if len(compared.intersection(members[group])) > 1]
-        covered = compared & {row for group in several for row in members[group]}
-        if len(several) > MOST_EXPERTS or wrong != covered:
+        experts = [group for group, rows in touched.items() if rows <= wrong and len(rows) > 1]
+        if len(experts) > MOST_EXPERTS or wrong != {row for expert in experts for row in touched[expert]}:
             return ""
-        return f"the {len(wrong)} {axis}s of {in_words(name, several, range(max(members) + 1))}"
+        in_experts = in_words(groups.name, experts, range(max(members) + 1))
+        return f"the {len(wrong)} {layout.name(0)}s of {in_experts}"
     are_all = len(touched) == len(members)
-    of_groups = f"all {name}s" if are_all else in_words(name, touched, range(len(members)))
-    if whole == touched:
-        return of_groups
-    # Of each touched group, the places of its wrong rows within it.
-    places = [[place for place, row in enumerate(members[group]) if row in wrong] for group in touched]
-    lengths = [len(members[group]) for group in touched]
-    if layout.rows is None and all(of_group == places[0] for of_group in places):
-        of_each = f"each {name}" if are_all else of_groups
-        return f"{in_words(axis, places[0], range(max(lengths)))} of {of_each}"
-    if layout.rows is None and places == [[length - 1] for length in lengths]:
-        return f"the last {axis} of {of_groups}"
-    return f"{len(indices)} {axis}s of {of_groups}"
+    name = groups.name
+    sequences = f"all {name}s" if are_all else in_words(name, [*touched], range(len(members)))
+    if all(rows <= wrong for rows in touched.values()):
+        return sequences
+    each = f"each {name}" if are_all else sequences
+    place = ""
+    if layout.rows is None:  # otherwise further rows of the sequences may be wrong
+        place = _place_in_each(wrong, [members[group] for group in touched], layout.name(0), each, sequences)
+    return place or f"{len(wrong)} {layout.name(0)}s of {sequences}"
+
+
+def _place_in_each(
+    wrong: set[int], rows_of: Sequence[Sequence[int]], axis: str, each: str, sequences: str
+) -> str:
+    """Where the wrong rows are in their sequences, if that is the same in all of them; else empty.
+
+    rows_of:         the rows of each sequence
+    each, sequences: the words for each of the sequences, and for all of them
+    """
+    places = [[place for place, row in enumerate(rows) if row in wrong] for rows in rows_of]
+    if all(of_sequence == places[0] for of_sequence in places):
+        return f"{in_words(axis, places[0], range(max(map(len, rows_of))))} of {each}"
+    if places == [[len(rows) - 1] for rows in rows_of]:
+        return f"the last {axis} of {sequences}"
+    return ""
 
 
 def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Which columns are off, bool [columns].
-
-    z: [rows, columns], the error of the wrong rows in units of sigma
+    """Which columns are off, bool [columns], by the error of the wrong rows in sigma, z [rows, columns].
 
     The errors of right values have a root mean square near 1, which varies less over more rows. Some columns
     of a wrong range are near the right value by chance, so that a range counts as a whole if enough of its
@@ -503,17 +497,12 @@ def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     z = z.abs().nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
     off = (z.amax(0) > tolerance.element) | (z.square().mean(0).sqrt() > 1.2 + 2.8 / row_count**0.5)
     off_columns = off.nonzero().flatten().tolist()
-    ranges: list[list[int]] = []
-    for column in off_columns:
-        if ranges and column - ranges[-1][-1] < BLOCK:
-            ranges[-1].append(column)
-        else:
-            ranges.append([column])
-    for columns in ranges:
-        begin, stop = columns[0], columns[-1] + 1
-        if len(columns) < DENSE * (stop - begin):
+    for begin, last in runs_of(off_columns, BLOCK - 1):
+        stop = last + 1
+        off_count = int(off[begin:stop].sum())
+        if off_count < DENSE * (stop - begin):
             continue
-        if len(columns) >= BLOCK:
+        if off_count >= BLOCK:
             # Up to 2 columns between an end and a multiple of BLOCK belong to the range, too.
             to_block = -stop % BLOCK
             begin -= begin % BLOCK if begin % BLOCK <= 2 else 0

@@ -26,14 +26,10 @@ from kernels.platform import available_memory
 from shapes.case import Case
 
 CHEAP = 0.005  # a reference that takes less than this share of MAX_FLOPS is computed whole
-
 COMPARING_BYTES = 96  # to compare an element: 3 numbers of the reference, 6 of `compare_output`, and room
-
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
 FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
-
 ROWS_AT_ONCE = 1024  # rows of the first dimension that are worked on at once, to need little memory
-
 OPERANDS = {
     "first": "the first operands",
     "last": "the last of the sets that calls rotate over",
@@ -85,11 +81,8 @@ class Judge(OnDevice):
         return ready
 
     def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
-        """Computes a reference and keeps it under a name. Returns the digest of its operands.
-
-        share: the share of a whole reference's work that this one may take, by computing only a sample of the
-               rows; a CHEAP reference is whole
-        """
+        """Computes a reference and keeps it under a name. Returns the digest of its operands. Computes
+        a sample of the rows where all would take more than this share of the work, and more than CHEAP."""
         op = kernels.OPS[case.op]
         sizes = op.sizes(case.sizes)
         make_operands = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
@@ -129,11 +122,9 @@ class Judge(OnDevice):
         fp8: bool = False,
         truncates: bool = False,
     ) -> dict[str, Any]:
-        """The report of `compare_output`, by the named reference, on an output that a worker packed.
-
-        A large output takes the host many seconds, so that outputs are compared on the GPU where it has room.
-        There is no diagnosis there: a wrong output is compared once more, on the host.
-        """
+        """The report of `compare_output`, by the named reference, on an output that a worker packed. A large
+        output takes the host many seconds, so that outputs are compared on the GPU where it has room. There
+        is no diagnosis there: a wrong output is compared once more, on the host."""
         known = self.references[name]
         right_shape = known.layout.shape
         if [n for n in shape if n > 1] == [n for n in right_shape if n > 1]:
@@ -206,9 +197,9 @@ class Judge(OnDevice):
 
 
 def _moved(reference: Reference, device: str) -> Reference:
-    moved: dict[str, Any] = {}
-    for name, value in vars(reference).items():
-        moved[name] = value.to(device) if isinstance(value, torch.Tensor) else value
+    moved: dict[str, Any] = {
+        name: value.to(device) for name, value in vars(reference).items() if isinstance(value, torch.Tensor)
+    }
     return replace(reference, **moved)
 
 
@@ -230,28 +221,25 @@ def compare_output(
     2. The error of each compared element is at most `tolerance.element` sigma.
     3. The root mean square of the errors of each row (the last dimension), or of each segment of
        `tolerance.segment` elements of it, is at most `tolerance.row` sigma.
-    4. The output as a whole is neither too large nor too small, and of FP8 calls not too noisy
-       (`_whole_output`).
+    4. The whole output is neither too large nor too small, and of FP8 calls not too noisy (`_whole_output`).
 
     ok, reason:     whether the output is right, and why not
     row_error, element_error: the largest ones, in sigma, with their limits; None if not finite
     bias:           the share by which the whole output is too large (see `_bias`), with its limit
-    noise:          the root mean square of all errors in the rows `reference.even`, in sigma, with its limit;
-                    of FP8 calls only
+    noise:          of FP8 calls: the root mean square error in `reference.even`, in sigma, with its limit
     relative_error: |output - reference| / |reference| over all elements, for people
     rows, of_rows:  how many rows were compared, of how many
     diagnosis:      of a wrong output, the facts in its reason (see diagnosis.py)
 
     shape:     the right shape; None: that of the reference
-    fp8:       whether the call rounds activations to FP8 itself, so that `sigma_fp8` applies
-    truncates: whether the call truncates to bf16, so that a wider sigma applies (see `sigma_of`)
+    fp8, truncates: see `sigma_of`
     layout:    how the output is laid out, for the diagnosis; None: in rows and columns
     """
     shape = shape or tuple(reference.value.shape)
     if tuple(output.shape) != shape:
         reason = f"output has shape {tuple(output.shape)}, not {shape}"
         limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
-        return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}
+        return {"ok": False, "reason": reason, "row_error": None, "element_error": None} | limits
     compared = output if reference.rows is None else output[reference.rows]
     error = compared.double() - reference.value
     sigma = sigma_of(reference, fp8, truncates)
@@ -271,10 +259,9 @@ def compare_output(
         "row_limit": tolerance.row,
         "element_error": _finite(_largest(element_error)),
         "element_limit": tolerance.element,
-        "bias": None,
-        "bias_limit": None,
-        "noise": None,
-        "noise_limit": None,
+        **dict.fromkeys(
+            ["bias", "bias_limit", "noise", "noise_limit"]
+        ),  # see `_whole_output`; None if a row is wrong
         "relative_error": _finite(float(error.norm()) / (reference_norm if reference_norm > 0 else 1.0)),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
@@ -307,10 +294,7 @@ def _whole_output(
     truncates: bool,
 ) -> dict[str, Any]:
     """The bias and the noise of an output in which each row is right, their limits, and the reason if one of
-    them exceeds its limit. Both can be too large although each row is within its own limits, which are wider.
-
-    error, sigma, z: see `compare_output`
-    """
+    them exceeds its limit. Both can be too large although no row is. z: `error` in sigma"""
     in_fp8 = fp8 and reference.sigma_fp8 is not None
     even = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
     if in_fp8 and reference.even is not None:
@@ -326,20 +310,16 @@ def _whole_output(
         size = "large" if bias > 0 else "small"
         reason = f"the whole output is {abs(bias):.1%} too {size} (limit {limit:.1%})"
     elif noise is not None and noise_limit is not None and noise > noise_limit:
-        reason = (
-            f"the whole output errs by {noise:.3g} sigma in root mean square (limit {noise_limit:g}), "
-            "as if rounded to a format of fewer bits"
-        )
+        size = f"{noise:.3g} sigma in root mean square (limit {noise_limit:g})"
+        reason = f"the whole output errs by {size}, as if rounded to a format of fewer bits"
     return {"reason": reason, "bias": bias, "bias_limit": limit, "noise": noise, "noise_limit": noise_limit}
 
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
-    """The sigma that an output is judged by.
-
-    fp8, truncates: whether the call rounds activations to FP8 itself; whether it truncates to bf16. The
-    errors of truncating are twice as large as those of rounding to nearest (root mean squares of 1/sqrt(3)
-    and 1/sqrt(12) units in the last place), so that a rounding to bf16 counts four times in the variance.
-    """
+    """The sigma that an output is judged by. fp8: whether the call rounds activations to FP8 itself;
+    truncates: whether it truncates to bf16. The errors of truncating are twice as large as those of rounding
+    to nearest (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so that a rounding to
+    bf16 counts four times in the variance."""
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
@@ -378,4 +358,4 @@ def _finite(value: float) -> float | None:
 
 def _largest(values: torch.Tensor) -> float:
     """The largest value; NaN counts as infinite."""
-    return float(values.nan_to_num(nan=float("inf")).max())
+    return float(values.nan_to_num(nan=math.inf).max())

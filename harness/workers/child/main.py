@@ -52,19 +52,18 @@ def serve(connection: Connection, served: Any) -> None:
                 traceback.print_exc()
                 # Kernels of older commits call it `told`, or have none.
                 describe = getattr(kernels, "describe_error", getattr(kernels, "told", one_line))
-                connection.send(("error" if _sound() else "crashed", describe(error)))
+                connection.send(("crashed" if _has_lost_gpu() else "error", describe(error)))
 
 
-def _sound() -> bool:
-    """False once this process has lost its GPU: after an illegal access every request fails."""
+def _has_lost_gpu() -> bool:
+    """Whether every further request would fail, as after an illegal access."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return True
     try:
-        torch.cuda.synchronize()
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
     except Exception:
-        return False
-    return True
+        return True
+    return False
 
 
 def die_with_parent() -> None:

@@ -8,7 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,20 +18,24 @@ from kernels.formats import FORMATS, native
 
 Call = Callable[[], Any]
 Candidate = tuple[float, Callable[[], Call]]
-"""How much one call moves (bytes) or computes (flops), and a function that makes the call."""
+"""How much one call moves (bytes) or computes (flops), and a function that prepares the call."""
+
+
+class Racer(NamedTuple):
+    """A candidate that was tried."""
+
+    amount: float  # as of a Candidate
+    program: Program
+    first_rate: float  # amount per second
+
 
 MIB = 1 << 20
-
 LEVELS = 4
 REACHES = 2
 """The buffer is LEVELS times as large as the last-level cache, or REACHES times as large as the measured
-reach of the cache, so that reads come from memory. It is no larger, as a new virtual machine takes 4 s to
-fault in a GiB."""
-
+reach of the cache, so that reads come from memory; no larger, as a new VM takes 4 s to fault in a GiB."""
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
-
 MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
-
 SHAPES = (
     (768, 768, 768),
     (1024, 1024, 1024),
@@ -44,23 +48,17 @@ SHAPES = (
     (16384, 8192, 8192),
 )
 """(m, n, k) of products, from what suits two cores to what fills a large GPU. Which one is fastest differs
-by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % with oneDNN's prepacked
-weights. Two of the shapes are DeepSeek's own."""
-
+by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % with prepacked weights."""
 STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
-"""Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
-counts where a CPU has no bf16 instructions."""
-
+"""Dtypes of products. A CPU converts FP8 to bf16; fp32 counts where it has no bf16 instructions."""
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
-
-BELIEVED = 64 * MIB  # a stated last-level cache of up to so many bytes is believed
+BELIEVED = 64 * MIB  # a stated last-level cache of up to so many bytes is believed without measuring
 FASTER = 1.15
 """A virtual machine may state a larger cache that is only its host's. Then its reach is measured: it holds
 the sizes that are read FASTER times as fast as the largest size."""
-
 REACH_S = 1.0  # seconds for measuring the reach of a cache
 REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 
@@ -68,11 +66,11 @@ REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 class Meter(OnDevice):
     """Each public method is one request of the parent process."""
 
-    left_out = "there is no memory for any product"
+    left_out = "there is no memory for any product"  # why the last candidate that cannot run cannot run
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads. memory, last_level: free bytes, and bytes of the last-level
-        cache; 0 if unknown"""
+        """Returns how many bytes `measure` reads. memory: free bytes; last_level: bytes of the last-level
+        cache; both 0 if unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
@@ -125,43 +123,43 @@ class Meter(OnDevice):
     def prepare(self, workload: str) -> None:
         """Prepares one of the steady workloads: `read` or `product`."""
         self.program = Program([])  # frees the buffers of the last one
-        if workload == "read":
-            call = self._buffer().view(dtype=torch.int64).sum
-        else:
-            size = STEADY_SIZE[self.kind]
-            call = self._mm(size, size, size, "bf16")
+        size = STEADY_SIZE[self.kind]
+        is_read = workload == "read"
+        call = self._buffer().view(dtype=torch.int64).sum if is_read else self._mm(size, size, size, "bf16")
         call()
         self.program = self.timer.program([call])
 
-    def sample(self, at_least: float) -> float:
+    def sample(self, at_least_s: float) -> float:
         """Seconds per call of the prepared workload."""
-        return self.timer.sample(self.program, at_least).seconds
+        return self.timer.sample(self.program, at_least_s).seconds
 
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
         """The highest rate of all candidates, found within so many seconds: each is tried once, unless its
         call would take too long, and the better half then again and again. 0 where none can run here."""
-        racing: list[tuple[float, float, Program]] = []  # rate, amount, program
-        best = smallest = 0.0
         until = time.monotonic() + seconds
+        racers = sorted(self._tried(candidates), key=lambda racer: racer.first_rate, reverse=True)
+        racers = racers[: max(3, len(racers) // 2)]
+        best = racers[0].first_rate if racers else 0.0
+        while racers and time.monotonic() < until:
+            best = max(best, *(self._rate(racer.amount, racer.program) for racer in racers))
+        return best
+
+    def _tried(self, candidates: Iterable[Candidate]) -> list[Racer]:
+        """Tries each candidate once, the one with the smallest amount first."""
+        racers: list[Racer] = []
+        best = 0.0
         for amount, make in candidates:
-            if best and amount > smallest and amount / best > LONGEST_CALL_S:
+            if racers and amount > racers[0].amount and amount > LONGEST_CALL_S * best:
                 continue
             try:
                 call = make()
                 call()
                 program = self.timer.program([call])
-                rate = self._rate(amount, program)
+                racers.append(Racer(amount, program, self._rate(amount, program)))
+                best = max(best, racers[-1].first_rate)
             except (RuntimeError, ValueError, AttributeError) as reason:
                 self.left_out = str(reason)
-                continue
-            racing.append((rate, amount, program))
-            smallest = smallest or amount  # the first candidate has the smallest amount
-            best = max(best, rate)
-        racing.sort(key=lambda racer: racer[0], reverse=True)  # by rate
-        racing = racing[: max(3, len(racing) // 2)]
-        while racing and time.monotonic() < until:
-            best = max(best, *(self._rate(amount, program) for _, amount, program in racing))
-        return best
+        return racers
 
     def _rate(self, amount: float, program: Program) -> float:
         return amount / self.timer.sample(program, TRY_S).seconds
@@ -181,15 +179,14 @@ class Meter(OnDevice):
     def _readers(self, buffer: Any) -> Iterator[Candidate]:
         """Reductions over the buffer; which one reads fastest differs by device."""
         words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
-        for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
-            yield buffer.nbytes, lambda call=call: call  # type: ignore[misc]
+        for call in (words.sum, buffer.sum, singles.max, functools.partial(torch.dot, singles, singles)):
+            yield buffer.nbytes, _made(call)
 
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
         """Copies of one half of the buffer to the other."""
         for view in (buffer.view(torch.int64), buffer):
             target, source = view.chunk(2)
-            copy = functools.partial(target.copy_, source)
-            yield 2 * source.nbytes, lambda copy=copy: copy  # type: ignore[misc]
+            yield 2 * source.nbytes, _made(functools.partial(target.copy_, source))
 
     def _products(self, dtype: str) -> Iterator[Candidate]:
         if dtype == "fp8":
@@ -220,6 +217,11 @@ class Meter(OnDevice):
         return lambda: torch._scaled_mm(
             a, b.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
         )
+
+
+def _made(call: Call) -> Callable[[], Call]:
+    """The function of a Candidate whose call needs no preparation."""
+    return lambda: call
 
 
 def reach(rates: Mapping[int, float]) -> int:

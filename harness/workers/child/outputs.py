@@ -13,16 +13,12 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_CALLS = 20
-"""At least so many outputs are compared with the first one, for up to bench.LEAST_S seconds. A call that is
-wrong once in 10 is found among them in 88 % of runs."""
-
+"""At least so many outputs are compared with the first one, for up to bench.LEAST_S seconds. They show an
+error in one call of 10 in 88 % of runs."""
 GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any alignment that a kernel requires
-
 CANARY = 0xA5  # the value of each guard byte
-
 POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives
 SPOILT = -1536.0  # fills outputs before calls that are compared: an element that still has it was not written
-
 ROWS_AT_ONCE = 8192  # rows of outputs that are compared at once: in fp32 a large output takes gigabytes
 
 
@@ -78,8 +74,7 @@ class Repeats:
     kept: bool = False  # whether a call on another activation gave the old answer
 
     def compare(self, set_index: int, output: torch.Tensor, sets_are_equal: bool) -> None:
-        """Compares an output on a set with the first one, or keeps it as the first. sets_are_equal: whether
-        all sets hold equal values"""
+        """Compares an output on a set with the first one, or keeps it as the first one."""
         import torch
 
         key = 0 if sets_are_equal else set_index
@@ -109,14 +104,14 @@ def distance(output: torch.Tensor, other: torch.Tensor) -> float:
 LARGE = 1 << 24  # an output of this many bytes or more travels as a Blob
 
 
+@dataclass
 class Blob:
     """Bytes in shared memory, in a file without a name. A message between processes has the number of the
     open file instead of the bytes, and its receiver opens the file when it unpickles the message. The sender
     keeps the blob until then: a worker until the next request, the parent until it has the answer."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.descriptor = descriptor
-        self.size = size
+    descriptor: int
+    size: int  # in bytes
 
     def __del__(self) -> None:
         os.close(self.descriptor)

@@ -1,6 +1,5 @@
 """What ran in a call: kernels and their times by torch's profiler (device kernels on a GPU, operators on a
-CPU), a fingerprint that tells two kernels of one name apart, and a hash of the suite's own code that a row
-consists of."""
+CPU), a fingerprint that tells kernels of one name apart, and a hash of the suite's own code of a row."""
 
 from __future__ import annotations
 
@@ -54,13 +53,10 @@ def _activities(kind: str) -> list[Any]:
 def profile(
     calls: Sequence[Call], kind: str, synchronize: Callable[[], None], call_s: float
 ) -> dict[str, Any]:
-    """Profiles calls in rotation. Returns, per call, {"kernels": [{"name", "us", "count"}], "total_us"}:
-    each kernel's own time and number of launches, largest time first; the total includes kernels that are
-    too small to be listed. On a GPU a kernel's time is its time on the device, without the gaps between
-    kernels.
-
-    call_s: about how many seconds a call takes
-    """
+    """Profiles calls in rotation, which take about `call_s` seconds each. Returns, per call, {"kernels":
+    [{"name", "us", "count"}], "total_us"}: each kernel's own time and number of launches, largest time first;
+    the total includes kernels that are too small to be listed. On a GPU a kernel's time is its time on the
+    device, without the gaps between kernels."""
     from torch.profiler import profile as torch_profiler
 
     activities = _activities(kind)
@@ -118,10 +114,8 @@ def _onednn(call: Callable[[], None]) -> list[str]:
 
 def onednn_names(lines: Collection[str]) -> list[str]:
     """Each primitive with its implementation, once, from oneDNN's verbose lines."""
-    names: dict[str, None] = {}
-    for line in lines:
-        if match := re.match(r"onednn_verbose,(?:[^,]*,)*?exec,\w+,(\w+),([^,]+),", line):
-            names[f"onednn {match[1]} {match[2]}"] = None
+    matches = [re.match(r"onednn_verbose,(?:[^,]*,)*?exec,\w+,(\w+),([^,]+),", line) for line in lines]
+    names = dict.fromkeys(f"onednn {match[1]} {match[2]}" for match in matches if match)
     return list(names) or ["onednn none"]
 
 
@@ -143,9 +137,8 @@ def _printed_by(call: Callable[[], None]) -> str:
 
 
 def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
-    """Hashes of the Triton kernels that a call launches. Where something else than Triton launches them,
-    such as torch.compile: of all kernels that this process compiled under these names, also for other
-    sizes."""
+    """Hashes of the Triton kernels that a call launches. Where something else than Triton launches them, such
+    as torch.compile: of all kernels that this process compiled under these names, also for other sizes."""
     if "triton" not in sys.modules:
         return []
     from triton.compiler import CompiledKernel
@@ -244,10 +237,9 @@ def bare(tree: ast.Module) -> str:
     which only say where other code lies."""
     tree = _WithoutOwnImports().visit(tree)
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return repr(_fields(tree))
 
@@ -258,7 +250,7 @@ def _fields(node: object) -> object:
     if isinstance(node, ast.AST):
         filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]
-    return [_fields(each) for each in node] if isinstance(node, list) else repr(node)
+    return [_fields(element) for element in node] if isinstance(node, list) else repr(node)
 
 
 class _WithoutOwnImports(ast.NodeTransformer):

@@ -26,30 +26,21 @@ Call = Callable[[], object]
 
 LONG_S = 0.5
 """On a CPU an untimed call before each sample wakes the threads and fills the caches with the call's own
-data. A call of LONG_S seconds or more has none, as filling the caches takes 3 ms (32 MB at 10 GB/s), less
-than 1 % of it."""
-
+data. A call of LONG_S seconds or more has none: filling the caches takes 3 ms (32 MB at 10 GB/s)."""
 FEW_PAGES = 16  # fewer page faults than this in a CPU sample: its calls had touched all that they write to
-
 MOST_STEPS = 400
 """The most steps that are launched behind one sleep. The gap before the first kernel, about 2 us, is a
 thousandth of 400 steps of 5 us. A device queues about 1024 kernels."""
-
 MARGIN = 1.5
 MARGIN_S = 3e-4
 """A sleep lasts MARGIN times as long as the host should take for the launches, and MARGIN_S more."""
-
 MOST_SLEEP = 2.0  # all sleeps of a sample together last at most this many times as long as the sample
-
 TRAILING_S = 1e-3
 TRAILING_SHARE = 0.02
 """After the last event the whole device must be at rest within TRAILING_S seconds and TRAILING_SHARE of the
 timed seconds. Work that a call gives to another stream, and does not wait for, escapes the events."""
-
 TRAILING_TRIES = 3  # a call is refused after this many such readings in a row: one may be a pause of the host
-
 HIDING_TRIES = 8  # the most readings in a row that are thrown away because the device woke too early
-
 GRAPH_S = 1e-3  # the least seconds of a graph: then the gap of a few us between two replays is negligible
 MOST_CALLS = 256  # the most calls that a graph holds
 
@@ -89,7 +80,7 @@ class Program:
 
 
 class CpuTimer:
-    """Times calls by the host's monotonic clock, for at least `at_least` seconds and one call, after an
+    """Times calls by the host's monotonic clock, for at least `at_least_s` seconds and one call, after an
     untimed call (see LONG_S).
 
     In the first sample that reaches a set of operands the calls may fault memory in, which takes up to 4 s
@@ -98,7 +89,7 @@ class CpuTimer:
     def program(self, calls: Sequence[Call]) -> Program:
         return Program(calls)
 
-    def sample(self, program: Program, at_least: float) -> Sample:
+    def sample(self, program: Program, at_least_s: float) -> Sample:
         with MAIN_THREAD.in_place():
             is_long = LONG_S <= program.device_s < math.inf
             if not is_long:
@@ -108,7 +99,7 @@ class CpuTimer:
                 faults_before = _page_faults()
                 count = 0
                 started = time.perf_counter()
-                while (elapsed_s := time.perf_counter() - started) < at_least or count == 0:
+                while (elapsed_s := time.perf_counter() - started) < at_least_s or count == 0:
                     program.step()
                     count += 1
                 faulted_in = reaches_new_sets and _page_faults() - faults_before > FEW_PAGES
@@ -148,7 +139,7 @@ class EventTimer:
         host    launches the sleep, `start`, all steps and `end`; then waits for `end`
         device  sleeps ...................................... `start`, step, step, step, ..., `end`
 
-    Such a series is a reading. A sample is as many readings as take about `at_least` seconds between their
+    Such a series is a reading. A sample is as many readings as take about `at_least_s` seconds between their
     events; fewer where their sleeps would take longer than MOST_SLEEP times that. An untimed step before them
     raises the device's clocks.
 
@@ -164,8 +155,7 @@ class EventTimer:
         """cuda: torch.cuda, or its substitute in a test; clock: the host's clock, in seconds"""
         if cuda is None:
             from torch import cuda
-        self.cuda = cuda
-        self.clock = clock
+        self.cuda, self.clock = cuda, clock
         self.cycles_per_s = self._calibrated_cycles_per_s()
 
     def _calibrated_cycles_per_s(self) -> float:
@@ -192,8 +182,7 @@ class EventTimer:
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls, each of which was made before. Raises Unsupported where a graph cannot hold
-        them."""
+        """A program of calls, each of which was made before. Raises Unsupported where a graph cannot."""
         launch_s = min(self._launch_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._synchronises(calls[0], launch_s), host_s=launch_s)
 
@@ -220,9 +209,9 @@ class EventTimer:
                 return False
         return True
 
-    def sample(self, program: Program, at_least: float) -> Sample:
-        """Raises RuntimeError where the host is too slow or too busy for even one reading, and where work of
-        the calls escapes the events."""
+    def sample(self, program: Program, at_least_s: float) -> Sample:
+        """Raises RuntimeError where the host is too slow for one reading, and where work escapes the
+        events."""
         untimed = self._reading(program, 1)
         program.device_s = min(program.device_s, untimed.device_s)
         if program.host_s == 0:
@@ -230,11 +219,11 @@ class EventTimer:
         readings: list[Reading] = []
         steps_timed = 0
         timed_s = slept_s = 0.0
-        most_slept_s = MOST_SLEEP * at_least
+        most_slept_s = MOST_SLEEP * at_least_s
         may_raise = True  # until this sample lowers `most_ahead`
-        while timed_s < at_least and slept_s < most_slept_s:
+        while timed_s < at_least_s and slept_s < most_slept_s:
             # The steps that are still needed are split into readings of equal length.
-            steps_left = (at_least - timed_s) / program.device_s
+            steps_left = (at_least_s - timed_s) / program.device_s
             readings_left = math.ceil(steps_left / min(program.most_ahead, MOST_STEPS))
             steps = math.ceil(steps_left / readings_left)
             if program.synchronises:
@@ -280,14 +269,13 @@ class EventTimer:
                 program.most_ahead = max(1, min(steps - 1, int(0.7 * in_time)))
             else:
                 lengthening *= 2
-        raise RuntimeError(
-            f"the host took longer to launch its calls than the device slept, {HIDING_TRIES} times up to "
-            f"{sleep_s:.3g} s: other work on this machine, or a call whose host time varies"
-        )
+        slept = f"{HIDING_TRIES} times up to {sleep_s:.3g} s"
+        why = "other work on this machine, or a call whose host time varies"
+        raise RuntimeError(f"the host took longer to launch its calls than the device slept, {slept}: {why}")
 
     def _reading(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
-        """A reading after which the device was soon at rest. Raises RuntimeError where work of the calls
-        escapes the events."""
+        """A reading after which the device was soon at rest. Raises RuntimeError where work escapes the
+        events."""
         trailing_s = math.inf  # the least of the readings
         for _ in range(TRAILING_TRIES):
             reading = self._read(program, steps, sleep_s)
@@ -296,9 +284,8 @@ class EventTimer:
             if reading.trailing_s <= TRAILING_S + TRAILING_SHARE * reading.device_s:
                 return reading
             trailing_s = min(trailing_s, reading.trailing_s)
-        raise RuntimeError(
-            f"its work went on for {1e3 * trailing_s:.3g} ms after its calls had ended, on another stream"
-        )
+        after = f"{1e3 * trailing_s:.3g} ms after its calls had ended"
+        raise RuntimeError(f"its work went on for {after}, on another stream")
 
     def _read(self, program: Program, steps: int, sleep_s: float) -> Reading:
         """Takes a reading as it comes. Without a sleep it is not hidden."""

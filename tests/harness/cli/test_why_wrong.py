@@ -27,9 +27,10 @@ def test_a_bug_is_named(op):
         assert f": equals: {name}" in run_here(*where, "--impl", row, plugin=PLUGIN, command="check").stdout
 
 
-def test_a_run_names_the_bugs_of_its_rows():
+def test_a_run_names_the_bugs_of_its_rows(tmp_path):
     where = ("--op", "mla_decode", "--case", CASES["mla_decode"], *MINE)
-    done = run_here(*where, "--impl", "mistaken.*", "--json", "-", "--budget", "1s", plugin=PLUGIN)
+    out = ("--json", "-", "--out", tmp_path / "run")
+    done = run_here(*where, "--impl", "mistaken.*", *out, "--budget", "1s", plugin=PLUGIN)
     assert done.returncode == 1
     cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
     for row, name in OF["mla_decode"].items():
@@ -93,11 +94,9 @@ def fits(o, out): ...
 def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path):
     (plugin := tmp_path / "mine.py").write_text(RAISES)
     where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", row)
-    for command, more in (
-        ("check", ("--save", tmp_path / "wrong")),
-        ("run", ("--budget", "1s", "--out", tmp_path / "run")),
-    ):
-        done = run_here(*where, *more, plugin=plugin, command=command)
+    run = ("--budget", "1s", "--out", tmp_path / "run")
+    for command, options in (("check", ("--save", tmp_path / "wrong")), ("run", run)):
+        done = run_here(*where, *options, plugin=plugin, command=command)
         assert done.returncode == 1
         assert said in " ".join(done.stdout.split())
     saved = (tmp_path / "wrong/traceback.txt").read_text()
@@ -108,11 +107,9 @@ def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path)
 def test_a_method_that_answers_something_else_is_an_error(tmp_path):
     (plugin := tmp_path / "mine.py").write_text(RAISES)
     where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", "mine.fits")
-    for command, more in (
-        ("check", ("--save", tmp_path / "wrong")),
-        ("run", ("--budget", "1s", "--out", tmp_path / "run")),
-    ):
-        done = run_here(*where, *more, plugin=plugin, command=command)
+    run = ("--budget", "1s", "--out", tmp_path / "run")
+    for command, options in (("check", ("--save", tmp_path / "wrong")), ("run", run)):
+        done = run_here(*where, *options, plugin=plugin, command=command)
         assert done.returncode == 1
         assert "returned 'yes', where kernels." in " ".join(done.stdout.split())
     assert not (tmp_path / "wrong").exists()

@@ -48,7 +48,7 @@ def order_of(opened: Opened) -> CaseOrder:
     return CaseOrder(RunPlan.of(run, Request(disturbed="keep")), 0.5, 1.0)
 
 
-MINE = Device("mine", "mine", beside=4, device="cpu")
+MINE = Device("mine", "mine", devices_on_machine=4, device="cpu")
 
 
 def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):

@@ -215,7 +215,7 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     devices = pool("ab")
     driver = Driver(devices, print, threads=3, clock=devices.clock)
     type, opened = only_type(driver)
-    assert devices.openings == [Device(id, type, beside=2, threads=3) for id in "ab"]
+    assert devices.openings == [Device(id, type, devices_on_machine=2, threads=3) for id in "ab"]
     first, _ = calibration_jobs(driver, type, opened)
     orders = [first.order(first.waiting[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
@@ -274,7 +274,7 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node(monkey
         {"Alive": host != "dead", "NodeManagerHostname": host, "NodeID": f"{i}234567", "Resources": resources}
         for i, (host, resources) in enumerate(has)
     ]
-    assert [(d.id, d.type, d.beside, d.is_gpu, d.resources) for d in pool.devices()] == [
+    assert [(d.id, d.type, d.devices_on_machine, d.is_gpu, d.resources) for d in pool.devices()] == [
         *((f"a-023456-gpu{i}", "H200", 2, True, {"GPU": 1.0}) for i in range(2)),
         ("a-123456", "cpu", 2, False, {"CPU": 4.0}),
         ("a-223456", "left", 2, False, {"CPU": 8.0, "device:left": 1.0}),

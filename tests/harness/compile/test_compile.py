@@ -63,10 +63,10 @@ def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bo
 
 FINE = Resources(
     registers=128, shared_bytes=65536, threads=256, products=[Product(64, 128, 128, "fp8")],
-    instructions=["wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"],
+    matrix_instructions=["wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"],
 )  # fmt: skip
 NARROW = Product(16, 64, 64, "bf16")
-BOTH = [*FINE.instructions, "mma.sync.aligned.x"]
+BOTH = [*FINE.matrix_instructions, "mma.sync.aligned.x"]
 
 
 @pytest.mark.parametrize(
@@ -78,24 +78,24 @@ BOTH = [*FINE.instructions, "mma.sync.aligned.x"]
         ("sm_90", {"threads": 1024}, "", "1024 threads of 128 registers are more than a compute unit has"),
         ("sm_90", {"shared_bytes": 232449}, "", "bytes of shared memory; sm_90 has 232448"),
         ("gfx942", {"shared_bytes": 65537}, "", "bytes of shared memory; gfx942 has 65536"),
-        ("sm_100", {"columns": 552}, "", "columns of tensor memory; sm_100 has 512"),
+        ("sm_100", {"tensor_columns": 552}, "", "columns of tensor memory; sm_100 has 512"),
         ("sm_90", {"spills": 3, "scratch_bytes": 16}, "", "spills 3 registers: 16 bytes of scratch a thread"),
-        ("sm_90", {"instructions": ["mma.sync.aligned.x"]}, "", "multiplies 64x128x128 in fp8 without"),
+        ("sm_90", {"matrix_instructions": ["mma.sync.aligned.x"]}, "", "64x128x128 in fp8 without"),
         ("sm_90", {"products": [Product(64, 64, 64, "f32")]}, "", "no fast instruction"),
-        ("sm_90", {"products": [NARROW], "instructions": []}, "", "undeclared"),
-        ("sm_90", {"products": [NARROW], "instructions": []}, "few", "that it declares"),
-        ("sm_90", {"products": [NARROW], "instructions": ["mma.sync.y"]}, "few", None),
-        ("sm_90", {"instructions": BOTH}, "", "has mma"),
-        ("sm_90", {"products": [*FINE.products, NARROW], "instructions": BOTH}, "few", None),
-        ("gfx942", {"products": [NARROW], "instructions": ["v_mfma_f32_x"]}, "few", "without gfx942"),
-        ("gfx950", {"instructions": ["v_mfma_f32_16x16x32_fp8_fp8"]}, "", "without gfx950's instruction"),
-        ("gfx950", {"instructions": ["v_mfma_f32_16x16x128_f8f6f4"]}, "", None),
+        ("sm_90", {"products": [NARROW], "matrix_instructions": []}, "", "undeclared"),
+        ("sm_90", {"products": [NARROW], "matrix_instructions": []}, "few", "that it declares"),
+        ("sm_90", {"products": [NARROW], "matrix_instructions": ["mma.sync.y"]}, "few", None),
+        ("sm_90", {"matrix_instructions": BOTH}, "", "has mma"),
+        ("sm_90", {"products": [*FINE.products, NARROW], "matrix_instructions": BOTH}, "few", None),
+        ("gfx942", {"products": [NARROW], "matrix_instructions": ["v_mfma_f32_x"]}, "few", "without gfx942"),
+        ("gfx950", {"matrix_instructions": ["v_mfma_f32_16x16x32_fp8_fp8"]}, "", "gfx950's instruction"),
+        ("gfx950", {"matrix_instructions": ["v_mfma_f32_16x16x128_f8f6f4"]}, "", None),
         ("sm_90", {"error": "compiling failed: E"}, "", "compiling failed: E"),
         ("sm_90", {"remarks": ["wgmma.mma_async instructions are serialized"]}, "", "serialized"),
     ],
 )  # fmt: skip
 def test_what_may_not_be_shipped(arch, changes, excuse, said):
-    if arch != "sm_90" and "instructions" not in changes:
+    if arch != "sm_90" and "matrix_instructions" not in changes:
         changes = changes | {"products": []}
     figures = dataclasses.replace(FINE, **changes)
     found = violations(launch(arch=arch, excuse=excuse), figures, architectures()[arch])
@@ -103,13 +103,13 @@ def test_what_may_not_be_shipped(arch, changes, excuse, said):
 
 
 def test_a_row_of_the_survey_is_as_committed(snapshot):
-    wave = {"instructions": ["v_mfma_f32_16x16x128_f8f6f4"], "registers": 64, "shared_bytes": 4096}
+    wave = {"matrix_instructions": ["v_mfma_f32_16x16x128_f8f6f4"], "registers": 64, "shared_bytes": 4096}
     of_each = (
         ("sm_90", {}),
         ("sm_90", {"registers": 256, "threads": 2048}),
         (
             "sm_100",
-            {"products": [], "columns": 256, "code_bytes": 300, "shared_bytes": 1024, "registers": 64},
+            {"products": [], "tensor_columns": 256, "code_bytes": 300, "shared_bytes": 1024, "registers": 64},
         ),
         ("gfx950", wave),
         ("gfx950", wave | {"spills": 4, "scratch_bytes": 16, "registers": 512}),
@@ -178,7 +178,7 @@ def test_resources_are_read_from_what_compilers_write(asm, log, instruction, dty
     compiled = SimpleNamespace(asm={"ttir": TTIR} | asm, metadata=metadata)
     assert resources_of(compiled, log) == Resources(
         registers=168, spills=10, scratch_bytes=48, shared_bytes=4096, threads=128, code_bytes=300,
-        columns=columns, instructions=[instruction], products=[Product(16, 128, 64, dtype)],
+        tensor_columns=columns, matrix_instructions=[instruction], products=[Product(16, 128, 64, dtype)],
         remarks=[SLOWER] if log else [],
     )  # fmt: skip
 

@@ -117,7 +117,7 @@ class Steady:
             assert set(arguments) == {"workload"}
             self.prepared.append(arguments["workload"])
             return None
-        assert (request, set(arguments)) == ("sample", {"at_least"})
+        assert (request, set(arguments)) == ("sample", {"at_least_s"})
         if not self.seconds:
             raise WorkerFailure("crashed", "the worker died")
         time.sleep(0.001)  # only samples that take time use up a budget

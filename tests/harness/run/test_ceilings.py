@@ -360,7 +360,7 @@ class Timed:
 
     program = staticmethod(Program)
 
-    def sample(self, program, at_least):
+    def sample(self, program, at_least_s):
         return Sample(program.steps[0](), 1)
 
 

@@ -18,7 +18,7 @@ class Worker:
     def __init__(self):
         self.seconds = itertools.count(1)
 
-    def ask(self, entry, request, at_least):
+    def ask(self, entry, request, at_least_s):
         return {"seconds": next(self.seconds)}
 
 

@@ -104,14 +104,16 @@ def test_what_cannot_be_read_is_recorded():
             "processes": "this amdsmi has no amdsmi_get_gpu_process_list",
         }
     }
-    assert bench.monitor.readable()["GPU metrics"].startswith("not readable: AMDSMI_STATUS_NOT_SUPPORTED")
+    assert bench.monitor.current_values()["GPU metrics"].startswith(
+        "not readable: AMDSMI_STATUS_NOT_SUPPORTED"
+    )
 
 
 def test_a_foreign_process_that_runs_between_our_samples():
     smi = FakeAmdSmi()
     smi.process(900, 0, 2 << 30, "sglang")
     bench = Bench(smi)
-    assert bench.monitor.before() == [
+    assert bench.monitor.complaints() == [
         "process 900 (sglang) is on cuda:0 and holds 2.0 GiB",
         "cuda:0 is 100 % busy",
     ]
@@ -126,7 +128,10 @@ def test_unknown_facts_about_a_process_are_left_out():
     smi.process(900, "N/A", held="N/A", name="trainer")
     smi.process(901, "N/A", held="N/A", name="N/A")
     bench = Bench(smi)
-    assert bench.monitor.before()[:2] == ["process 900 (trainer) is on cuda:0", "process 901 is on cuda:0"]
+    assert bench.monitor.complaints()[:2] == [
+        "process 900 (trainer) is on cuda:0",
+        "process 901 is on cuda:0",
+    ]
     assert bench.round({}) == ""
     assert bench.monitor.take_conditions()["not_read"] == {"compute units by process": "not told"}
 

@@ -57,9 +57,9 @@ def test_the_reason_why_nothing_is_read(monkeypatch, opened, reason):
     monitor.begin()
     monitor.sample("anything")
     assert (monitor.end(), monitor.blocked()) == ("", "")
-    assert monitor.before() == [f"clocks not read: {reason}"]
+    assert monitor.complaints() == [f"clocks not read: {reason}"]
     assert monitor.take_conditions() == {"not_read": {"clocks": reason}}
-    assert monitor.readable() == {"clocks": f"not readable: {reason}"}
+    assert monitor.current_values() == {"clocks": f"not readable: {reason}"}
 
 
 def test_a_library_that_finds_no_driver_library_prints_nothing_on_stdout(monkeypatch, tmp_path, capsys):
@@ -68,5 +68,5 @@ def test_a_library_that_finds_no_driver_library_prints_nothing_on_stdout(monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
     said = "clocks not read: amdsmi cannot be imported: KeyError: 'libamd_smi.so'"
-    assert monitor_for(MI300X, list).before() == [said]
+    assert monitor_for(MI300X, list).complaints() == [said]
     assert capsys.readouterr().out == ""

@@ -213,14 +213,14 @@ def test_busy_processes_are_named_before_a_run(linux):
         linux.use(901, 0.001)
 
     monitor = CpuMonitor(list, linux.counters(), meanwhile)
-    assert monitor.before() == [
+    assert monitor.complaints() == [
         "other processes took 100% of a CPU",
         "process 900 (chrome) takes 100% of a CPU",
     ]
     assert monitor.take_conditions() == {}
     assert monitor.blocked() == ""
-    assert float(monitor.readable()["others_percent"]) == pytest.approx(100)
-    assert monitor.readable()["frequency_mhz"] == "not readable: a constant in a virtual machine"
+    assert float(monitor.current_values()["others_percent"]) == pytest.approx(100)
+    assert monitor.current_values()["frequency_mhz"] == "not readable: a constant in a virtual machine"
 
 
 def test_other_processes_that_took_a_cpu_since_the_last_call_are_recorded(linux):

@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
     unread = bench.monitor.take_conditions()["not_read"]
     for quantity in ("sm_clock_mhz", "memory_clock_mhz", "thermal slowdown counter", "process utilisation"):
         assert unread[quantity] == "Not Supported"
-    shown = bench.monitor.readable()
+    shown = bench.monitor.current_values()
     assert shown["sm_clock_mhz"] == "not readable: Not Supported"
     assert (shown["temperature_c"], shown["power_w"]) == ("61", "512.3")
     assert shown["slowed by"] == "hardware thermal slowdown"
@@ -184,13 +184,13 @@ def test_an_idle_foreign_context_is_reported_before_and_does_not_disturb():
     nvml.processes = {900: 3 << 29, 200_000: None}
     nvml.utilisation = 37
     bench = Bench(nvml, workers=())
-    assert bench.monitor.before() == [
+    assert bench.monitor.complaints() == [
         "process 900 (python3) is on cuda:0 and holds 1.5 GiB",
         "process 200000 is on cuda:0",
         "cuda:0 is 37 % busy",
     ]
     nvml.utilisation = base.BUSY
-    assert len(bench.monitor.before()) == 2
+    assert len(bench.monitor.complaints()) == 2
     bench.workers = [11]
     assert bench.round(ran={11: 90, 900: 0}) == ""
 
@@ -219,4 +219,4 @@ def test_a_device_is_watched_by_its_uuid_whatever_its_number(uuid: str) -> None:
     monitor.sample()
     assert nvml.asked == {uuid}
     others = "cuda:0 is a MIG slice: what runs on the other slices of its GPU is not seen"
-    assert monitor.before() == ([others] if uuid.startswith("MIG-") else [])
+    assert monitor.complaints() == ([others] if uuid.startswith("MIG-") else [])

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import UnreadableError
 from harness.serving import load
 from harness.serving.clients import files
 from harness.serving.clients.console import Console
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.files import UnreadableError, read
+from harness.serving.clients.files import read
 from harness.serving.clients.format import Format, formats
 from tests.support.serving_files import DATA, FILES, GONE, as_lines, content_of, of, place, rules, shapes
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from harness.cli.serving.load_display import runs_table
+from harness.errors import UnreadableError
 from harness.paths import ROOT
 from harness.report.terminal import plain_text
 from harness.serving import load
-from harness.serving.clients.files import UnreadableError
 from harness.serving.clients.load import beside_each_other
 from harness.serving.compare.identity import of_run
 from harness.serving.schema import Metric, OfferedLoad, ServingRun

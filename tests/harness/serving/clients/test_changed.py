@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import UnreadableError
 from harness.serving import load
-from harness.serving.clients.files import UnreadableError
 from tests.support.serving_files import DATA, GONE, VLLM_ROW, as_lines, changed, content_of, written
 
 SG9, SG23, SG4 = (f"sglang_bench_serving_{version}.jsonl" for version in ("0.5.9", "0.5.23", "0.4.3"))

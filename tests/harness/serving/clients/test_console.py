@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from harness.serving.clients.files import UnreadableError
+from harness.errors import UnreadableError
 from harness.serving.schema import OfferedLoad
 from tests.support.serving_files import DATA, look, of, rules, shapes, written
 

@@ -18,7 +18,7 @@ from harness.serving.link.kernel_times import MeasuredTimes, Surface, read_table
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link, uncalibrated
 from harness.serving.link.predictions import outlook, predict
-from harness.serving.link.structure import StepLoad, verifying
+from harness.serving.link.structure import StepLoad, query_token_factor
 from harness.serving.names import data_sheet
 from tests.support.serving_files import SGLANG_ROW, VLLM_ROW, changed
 from tests.support.serving_link_tables import written
@@ -53,7 +53,7 @@ def test_a_step_is_verification_and_the_passes_of_the_mtp_layer(tmp_path):
 ])  # fmt: skip
 def test_what_query_tokens_cost_attention(heads, q, timed, kv, ratio):
     load = StepLoad(q * 64, 64, 30_000, q)
-    assert verifying(data_sheet("h200"), load, heads, kv, timed) == pytest.approx(ratio, rel=0.02)
+    assert query_token_factor(data_sheet("h200"), load, heads, kv, timed) == pytest.approx(ratio, rel=0.02)
 
 
 def test_own_times_of_so_many_query_tokens_are_taken():

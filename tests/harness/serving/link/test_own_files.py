@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.clients.load import load
-from harness.serving.link.calibration import PRIOR, Measured, Point
+from harness.serving.link.calibration import PRIOR, ModelledPoint, Point
 from harness.serving.link.kernel_times import MeasuredTimes, Surface, read_measured_times, read_tables
 from harness.serving.link.load import Load
-from harness.serving.link.model import CACHED, System, link, own_points, require_plausible, uncalibrated
+from harness.serving.link.model import CACHED_SHARE, System, link, own_points, require_plausible, uncalibrated
 from harness.serving.link.structure import StepLoad, shared_expert_factor
 from harness.serving.link.validation import stored_series
 from shapes.models import model
@@ -91,8 +91,8 @@ def test_which_time_of_own_runs_is_taken(monkeypatch):
     monkeypatch.setattr("harness.results.read.load", lambda _: pandas.DataFrame(cells).assign(machine="A"))
     surfaces = read_measured_times(["a"]).surfaces
     assert surfaces.keys() == {("mla_decode", (16, "bf16", 1)), ("block_scale_gemm", (2112, 7168))}
-    assert surfaces["mla_decode", (16, "bf16", 1)].at(64, 1500) == pytest.approx(40.0)
-    assert surfaces["block_scale_gemm", (2112, 7168)].at(64) == pytest.approx(9.0)
+    assert surfaces["mla_decode", (16, "bf16", 1)].us_at(64, 1500) == pytest.approx(40.0)
+    assert surfaces["block_scale_gemm", (2112, 7168)].us_at(64) == pytest.approx(9.0)
 
 
 def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
@@ -107,7 +107,7 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
     monkeypatch.setattr("harness.results.read.load", load)
     found = read_measured_times(["a", "wrong"])
     assert (found.device, found.where, found.ops()) == ("A", "a, wrong", ["mla_decode"])
-    assert found.surfaces["mla_decode", (16, "bf16", 1)].at(8, 100) == pytest.approx(9.0)
+    assert found.surfaces["mla_decode", (16, "bf16", 1)].us_at(8, 100) == pytest.approx(9.0)
     for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct .* in wrong")):
         with pytest.raises(UsageError, match=says):
             read_measured_times(given)
@@ -167,7 +167,7 @@ def test_files_calibrate_as_the_points_in_them(tmp_path):
         files.append(str(path))
     found = link(System(calibrate=tuple(files)))
     plain = [replace(p, output_tok_s_gpu=None, load=replace(p.load, prefill_tokens=16384)) for p in points]
-    wanted = PRIOR.fitted(found.measured(plain))
+    wanted = PRIOR.fitted(found.modelled(plain))
     assert found.constants.tpot.mean == pytest.approx(wanted.tpot.mean)
     assert found.constants.ttft.mean == pytest.approx(wanted.ttft.mean)
     assert "calibrated on 5 at 1024 in, 1024 out: 4, 8, 16, 32, 64 in flight" in found.notes
@@ -203,8 +203,8 @@ def test_a_ttft_below_the_prefill_s_kernels_is_of_cached_prompts(share):
     found = link()
     load = Load(8192, 1024, 16)
     prefill = found.sums(load).prefill.ms(1)
-    point = Point(load, tpot_ms=20.0, ttft_ms=900.0, ttft_median_ms=share * CACHED * prefill)
-    measured = Measured(point, found.sums(load))
+    point = Point(load, tpot_ms=20.0, ttft_ms=900.0, ttft_median_ms=share * CACHED_SHARE * prefill)
+    measured = ModelledPoint(point, found.sums(load))
     if share > 1:
         require_plausible(measured, 20.0)
         return

@@ -24,8 +24,8 @@ from harness.serving.link.kernel_times import (
     MissingTable,
     Surface,
     Tables,
+    kernel_words,
     read_tables,
-    words,
 )
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link, uncalibrated
@@ -56,14 +56,14 @@ TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
 
 def test_a_curve_is_linear_in_logarithms_grows_and_goes_on_beyond_its_points():
     curve = Surface({(64,): 40.0, (16,): 10.0})
-    assert [curve.at(x) for x in (1, 16, 32, 256)] == pytest.approx([10.0, 10.0, 20.0, 160.0])
+    assert [curve.us_at(x) for x in (1, 16, 32, 256)] == pytest.approx([10.0, 10.0, 20.0, 160.0])
     falls = Surface({(1,): 10.0, (2,): 20.0, (4,): 10.0, (8,): 40.0})  # which is noise
-    assert falls.at(2) == falls.at(4) == pytest.approx(math.sqrt(200))
+    assert falls.us_at(2) == falls.us_at(4) == pytest.approx(math.sqrt(200))
     steep = Surface({(1,): 1.0, (16,): 16.0, (20,): 40.0})  # beyond it goes on as over its last factor of 1.6
-    assert steep.at(40) == pytest.approx(40 * 2 ** (math.log(40) / math.log(20)))
-    assert [Surface({(8,): 5.0}).at(x) for x in (4, 8, 16)] == pytest.approx([5.0, 5.0, 10.0])
+    assert steep.us_at(40) == pytest.approx(40 * 2 ** (math.log(40) / math.log(20)))
+    assert [Surface({(8,): 5.0}).us_at(x) for x in (4, 8, 16)] == pytest.approx([5.0, 5.0, 10.0])
     surface = Surface({(n, m): float(n * m) for n in (8, 2) for m in (16, 1)})
-    assert [surface.at(n, 4) for n in (1, 2, 4, 16)] == pytest.approx([8.0, 8.0, 16.0, 64.0])
+    assert [surface.us_at(n, 4) for n in (1, 2, 4, 16)] == pytest.approx([8.0, 8.0, 16.0, 64.0])
     assert surface.covers(24, 5) and not surface.covers(25, 5) and not surface.covers(8, 0.3)
 
 
@@ -308,7 +308,7 @@ def test_aiters_own_times_lie_where_they_should():
     """In a 90 % interval of their assumed times; AITER's tuned kernels, not SGLang 0.5.9's."""
     inside = []
     for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
-        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm"), figure["sizes"]
+        tables, sizes = AssumedTables.scaled_to(figure["device"].lower(), "vllm"), figure["sizes"]
         if figure["op"] == "block_scale_gemm":
             assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"])
         elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
@@ -321,7 +321,7 @@ def test_aiters_own_times_lie_where_they_should():
 
 def test_what_bounds_a_kernel_scales_it():
     """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
-    tables = AssumedTables.of("mi355x", "sglang")
+    tables = AssumedTables.scaled_to("mi355x", "sglang")
 
     def factor(of_tables: Callable[[Tables], float]) -> float:
         return of_tables(tables) / of_tables(H200)
@@ -357,9 +357,9 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
 
 
 def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_k():
-    gfx942, gfx950 = (AssumedTables.of(name, "sglang") for name in ("mi325x", "mi355x"))
+    gfx942, gfx950 = (AssumedTables.scaled_to(name, "sglang") for name in ("mi325x", "mi355x"))
     times = [tables.mla_decode(64, 4096, 16, "fp8") for tables in (gfx942, gfx950)]
-    peaks = [3 + 151 / tables.here["tbps"] for tables in (gfx942, gfx950)]
+    peaks = [3 + 151 / tables.sheet["tbps"] for tables in (gfx942, gfx950)]
     assert times[0] / times[1] == pytest.approx(4 * peaks[0] / peaks[1], rel=0.01)
     assert gfx942.gemm("fp8_block", 4, 2112, 7168) == pytest.approx(2.2 * 7168 / 128)
     assert gfx950.gemm("fp8_block", 4, 2112, 7168) < 40
@@ -368,7 +368,7 @@ def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_
 def test_only_sglang_on_amd_moves_bytes_between_its_kernels():
     """100 MB of a token at 6 and 8 TB/s; ATOM and vLLM have small kernels of their own."""
     systems = ("mi325x sglang", "mi355x sglang", "mi355x atom", "mi300x vllm", "b200 sglang")
-    between_us = [AssumedTables.of(*system.split()).between_us for system in systems]
+    between_us = [AssumedTables.scaled_to(*system.split()).between_us for system in systems]
     assert between_us == [(4.7e3, pytest.approx(100 / 6)), (0.0, 12.5), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
 
 
@@ -416,8 +416,12 @@ def test_spellings():
     assert {hardware_name(t) for t in ("NVIDIA-H200", "nvidia h200 SXM", "h200")} == {"h200"}
     assert hardware_name("AMD-Instinct-MI300X-OAM") == "mi300x" and hardware_name("AMD EPYC") == "epyc"
     assert {engine_name(t) for t in ("TensorRT-LLM", "tensorrt_llm", "trtllm", "TRT-LLM")} == {"trtllm"}
-    assert words("sglang_flashinfer_trtllm_moe") == words("flashinfer.trtllm@sglang") == {"trtllm"}
-    assert words("flash_attention") == words("flash_attn.fa3@sglang") and not words("default")
+    assert (
+        kernel_words("sglang_flashinfer_trtllm_moe") == kernel_words("flashinfer.trtllm@sglang") == {"trtllm"}
+    )
+    assert kernel_words("flash_attention") == kernel_words("flash_attn.fa3@sglang") and not kernel_words(
+        "default"
+    )
 
 
 def test_of_several_kernels_the_engines_own_is_read(tmp_path):

@@ -22,7 +22,7 @@ def test_names_of_a_class(op_class):
 
 
 def test_no_rule_fits_anything_and_a_product_that_bmm_launched_is_the_absorbed_one():
-    assert not [rule for rule in classify.kernel_rules() if rule.pattern.search("") or not rule.library]
+    assert not [rule for rule in classify.kernel_rules() if rule.name_pattern.search("") or not rule.library]
     assert classify.rule_of(MM, "aten::bmm").op_class == "absorbed_bmm"
     assert classify.rule_of(MM, "aten::mm").op_class == "bf16_gemm"
 

@@ -2,14 +2,13 @@
 
 import gzip
 import json
-import random
 import tracemalloc
 
 import pytest
 
-from harness.serving.clients.files import UnreadableError
-from harness.serving.trace import decompose, json_stream
-from harness.serving.trace.json_stream import JsonText, items
+from harness import json_stream
+from harness.errors import UnreadableError
+from harness.serving.trace import decompose
 from tests.support.command_line import error_line
 from tests.support.traces import MM, NORM, REDUCE, event, kernel, launch, of, op, small, span, sums, text
 
@@ -189,37 +188,8 @@ def test_a_copy_is_the_gpus_whichever_way_it_goes(tmp_path):
     assert (device.model, device.calls, device.sum_ns) == ("MI300X", 2, 10)
 
 
-LEAVES = [None, True, "", "naïve", '"\\', "💡 \0\n", "a" * 9, 0, 10**30, 1e300, -2.5e-7, float("inf")]
-
-
-def a_value(draw, depth):
-    if depth == 0 or draw.random() < 0.2:
-        return draw.choice(LEAVES)
-    inner = [a_value(draw, depth - 1) for _ in range(draw.randint(0, 4))]
-    return inner if draw.random() < 0.5 else {f"{draw.choice('aé')}{i}": each for i, each in enumerate(inner)}
-
-
-def leaves(value, keys):
-    if isinstance(value, dict):
-        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*keys, key))]
-    if isinstance(value, list):
-        return [leaf for inner in value for leaf in leaves(inner, (*keys, "*"))]
-    return [(keys, value)]
-
-
-def test_json_in_pieces_is_jsons_own(tmp_path, monkeypatch):
-    draw = random.Random(0)
-    for _ in range(60):
-        value = a_value(draw, depth=3)
-        written = json.dumps(value, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5)
-        path = small(tmp_path, written)
-        monkeypatch.setattr(json_stream, "PIECE", draw.randint(1, 9))
-        assert list(items(JsonText(path), lambda keys: False)) == [((), value)]
-        assert list(items(JsonText(path), lambda keys: True)) == leaves(value, ())
-
-
 def test_memory_grows_with_events_not_with_the_file(tmp_path):
-    """The bound that harness/serving/trace/read.py states: 100 bytes of an event."""
+    """The bound that harness/serving/trace/profilers.py states: 100 bytes of an event."""
     call = event("python_function", "vllm/models/deepseek_v2.py", 1, 9, text="x" * 1000)
     events = 8_000
     path = small(tmp_path, text([kernel(MM, 1, 2), *[call] * events]))

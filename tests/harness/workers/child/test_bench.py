@@ -173,7 +173,7 @@ def test_a_block_leaves_nothing_behind(monkeypatch):
     subject = opened(sets=2)
     subject.prepare("it", "torch.naive", "eager")
     subject.sample("it", 0.0)
-    gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.ready["it"].outs[0].tensor)
+    gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.prepared["it"].outs[0].tensor)
     left, emptied = [], []
     monkeypatch.setattr(device, "give_back_heap", lambda: left.extend(each() for each in gone))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(left)))
@@ -218,7 +218,7 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(o
         subject = opened(op=op, sizes=sizes, boundary=boundary)
         assert sorted(subject.sets[0].without_effect) == sorted(without)
         subject.prepare("it", impl, "eager", plugin=True)
-        prepared = subject.ready["it"].prepared[0]
+        prepared = subject.prepared["it"].on_set[0]
         live = subject.sets[0].live_tensors()
         others = subject._make(SEEDS | {"live": 1}).live_tensors()
         for name in [name for name in live if not bench.same_bits(live[name], bench.bits(others[name]))]:
@@ -377,16 +377,16 @@ def test_after_a_profile_all_outputs_are_filled():
     subject.inspect("it")
     subject.profile("it")
     subject.inspect("it")
-    assert all(bool((out.tensor == bench.SPOILT).all()) for out in subject.ready["it"].outs)
+    assert all(bool((out.tensor == bench.SPOILT).all()) for out in subject.prepared["it"].outs)
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_first_and_the_last_set_are_judged_where_sets_differ(graph):
     guest = Row(op="fused_moe", impl="torch.bf16")
     subject = opened(guest, op="fused_moe", sizes=MOE | {"tokens": 3, "experts": 16, "topk": 4}, sets=3)
-    calls = [each.call for each in subject.ready["it"].prepared]
+    calls = [each.call for each in subject.prepared["it"].on_set]
     if graph:
-        subject.ready["it"].program = Program([lambda: [call() for call in calls]], calls_per_step=3)
+        subject.prepared["it"].program = Program([lambda: [call() for call in calls]], calls_per_step=3)
     assert [output["set"] for output in subject.compared("it", 0.0)["outputs"]] == [0, 2]
     assert set(subject.repeats["it"].first) == {0, 1, 2}
 

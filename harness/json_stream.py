@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import archive
-from harness.serving.clients.files import UnreadableError
+from harness.errors import UnreadableError
 
 PIECE = 1 << 20  # characters that are read at once
 HEAD = 4096  # bytes that tell a file's format
 LARGEST_VALUE = 64 << 20  # characters; if a value is longer, the file is broken
-CLOSING = 24  # characters before the end of what was read; a value there may continue in the next piece
+NEAR_END = 24  # characters before the end of what was read; a value there may continue in the next piece
 SPACE = re.compile(r"[ \t\r\n]*")
 
 Keys = tuple[str, ...]
@@ -35,14 +35,15 @@ class Truncated(UnreadableError):
 class JsonText:
     """A file's text, plain or gzip, unpacked and decoded as it is read. What was taken is dropped.
 
-    `head` is its first bytes; `text` from `at` on is what was read and not yet taken. Raises UnreadableError.
+    `head` is its first bytes; `text` from `at` on is what was read and not yet taken. Raises UnreadableError,
+    and Truncated for a file that breaks off, whose message ends with `if_cut`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, if_cut: str = "") -> None:
+        self.path, self.if_cut = path, if_cut
         self.text = ""
         self.at = 0
-        self._before = 0  # characters that were taken and dropped
+        self._dropped = 0  # characters that were taken
         try:
             self._raw = archive.open_binary(path)
             packed = self._raw.peek(2)[:2] == b"\x1f\x8b"
@@ -59,8 +60,8 @@ class JsonText:
         self._file.close()
         self._raw.close()
 
-    def more(self) -> bool:
-        """Reads on; False at the end of the file."""
+    def read_on(self) -> bool:
+        """Reads another piece; False at the end of the file."""
         if len(self.text) - self.at > LARGEST_VALUE:
             raise self.broken(f"a value of more than {LARGEST_VALUE >> 20} MiB")
         try:
@@ -71,7 +72,7 @@ class JsonText:
             raise UnreadableError(f"cannot read {self.path}: {error}") from None
         if not raw:
             return False
-        self._before += self.at
+        self._dropped += self.at
         self.text = self.text[self.at :] + self._decode(raw)
         self.at = 0
         return True
@@ -82,7 +83,7 @@ class JsonText:
             self.at = SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
             if self.at < len(self.text):
                 return self.text[self.at]
-            if not self.more():
+            if not self.read_on():
                 return ""
 
     def take(self, allowed: str) -> str:
@@ -102,21 +103,20 @@ class JsonText:
             if end >= 0:
                 start, self.at = self.at, end + 1
                 yield self.text[start : self.at]
-            elif not self.more():
+            elif not self.read_on():
                 break
         if self.at < len(self.text):
             yield self.text[self.at :]
 
     def broken(self, why: str) -> UnreadableError:
         return UnreadableError(
-            f"cannot read {self.path}: broken JSON at character {self._before + self.at}: {why}"
+            f"cannot read {self.path}: broken JSON at character {self._dropped + self.at}: {why}"
         )
 
     def truncated(self) -> Truncated:
+        read = self._dropped + len(self.text)
         return Truncated(
-            f"cannot read {self.path}: it ends in the middle, after {self._before + len(self.text)} "
-            "characters; what its profiler wrote last is missing, and shares would be wrong "
-            "(--partial takes what there is)"
+            f"cannot read {self.path}: it ends in the middle, after {read} characters{self.if_cut}"
         )
 
 
@@ -161,16 +161,19 @@ def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
             value, end = decoder.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
             unterminated = error.msg.startswith("Unterminated")
-            cut = unterminated or error.pos > len(text.text) - CLOSING
-            if cut and text.more():
+            may_continue = unterminated or error.pos > len(text.text) - NEAR_END
+            if may_continue and text.read_on():
                 continue
             text.at = error.pos
-            ended = unterminated or not text.text[error.pos :].rstrip().endswith(("]", "}"))
-            raise (text.truncated() if cut and ended else text.broken(error.msg)) from None
+            is_closed = text.text[error.pos :].rstrip().endswith(("]", "}"))
+            if may_continue and (unterminated or not is_closed):
+                raise text.truncated() from None
+            raise text.broken(error.msg) from None
         except RecursionError:
             raise text.broken("nested too deep") from None
-        cut = len(text.text) - end < CLOSING and not isinstance(value, (dict, list, str))
-        if cut and text.more():
+        # A number goes on if more digits follow; objects, lists and strings have an end of their own.
+        may_continue = len(text.text) - end < NEAR_END and not isinstance(value, (dict, list, str))
+        if may_continue and text.read_on():
             continue
         text.at = end
         return value

@@ -286,8 +286,8 @@ def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
 def by_names(
     o: MlaDecodeOperands, cache: layouts.FiniteCache, query: torch.Tensor, out: torch.Tensor, requests: int
 ) -> dict[str, Any]:
-    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, for `arguments_of`: a key
-    has all names of an argument. The page size is 1 token, as in engines. requests: as in `list_entries`"""
+    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, for `arguments_of`: a
+    key has all names of an argument. The page size is 1 token, as in engines. requests: see `list_entries`"""
     query, out = query.view(-1, *query.shape[-2:]), out.view(-1, *out.shape[-2:])
     arguments = {
         "q": query,

@@ -383,8 +383,8 @@ def register(venv: Path, version: str) -> None:
     about.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
     (about / "METADATA").write_text(metadata)
-    # It has the name of the plugin, which a conftest.py of the checkout asks for, so that it is registered
-    # once.
+    # The entry point is named like the plugin, for which a conftest.py of the checkout asks, too: pytest
+    # registers a name only once.
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 

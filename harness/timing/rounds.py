@@ -100,7 +100,6 @@ class Rounds:
 
     @property
     def left_out(self) -> list[Round]:
-        """The rounds that are left out. Their time was spent all the same."""
         return [r for r in self.made if r.use == "left out"]
 
     @property
@@ -155,10 +154,10 @@ class Rounds:
         return mostly_disturbed(len(self.left_out), len(self.made))
 
     def choose(self, blocks: int) -> bool:
-        """Decides which rounds count. Only quiet rounds do where they are at least half of all, lie in
-        `blocks` blocks or in all that there are, and leave no entry without a time; otherwise all rounds do.
-        The times themselves play no part: leaving rounds out by their outcome would bias the rest. Returns
-        whether further blocks may bring as many quiet rounds as are missing."""
+        """Decides which rounds count: only quiet ones, if at least half of all rounds are quiet, if these lie
+        in at least `blocks` blocks (or in every block so far), and if each entry has a time in them; else all
+        rounds. The times play no part: leaving rounds out by their outcome would bias the rest. Returns
+        whether further blocks may bring the quiet rounds that are missing."""
         quiet = [r for r in self.made if not r.disturbed]
         quiet_blocks = {r.block for r in quiet}
         all_blocks = {r.block for r in self.made}

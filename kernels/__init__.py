@@ -6,8 +6,7 @@ An op is a folder here with a package that has `OP`. An implementation is a func
 hold Triton or TileLang sources and are imported only to run. A module `cases` of the folder brings its cases
 for the suites, as the modules of shapes/cases do. Nothing is registered anywhere else.
 
-The environment variable KERNEL_BENCH_PLUGINS names kernels and ops of your own (several are separated by
-`:`).
+The environment variable KERNEL_BENCH_PLUGINS names kernels and ops of your own, separated by `:`.
 
 - A file's implementations join the op that their `op` names. They have workers of their own, and only those
   import them (see `import_plugins`).
@@ -62,18 +61,13 @@ def implementations(op: str) -> list[Implementation]:
             continue
         first = by_name.setdefault(candidate.name, candidate)
         if first is not candidate:
-            files = sorted({_file_of(first), _file_of(candidate)})
+            files = sorted({row.plugin or inspect.getfile(type(row)) for row in (first, candidate)})
             raise PluginError(f"{candidate.name} of {op} is declared twice, in {' and '.join(files)}")
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _file_of(implementation: Implementation) -> str:
-    return implementation.plugin or inspect.getfile(type(implementation))
-
-
 def _declared_in(module: ModuleType) -> Iterator[Implementation]:
-    """Makes an instance of each class that a module defines as an implementation: it has a name of its
-    own."""
+    """Makes an instance of each class of a module that is an implementation with a name of its own."""
     for value in vars(module).values():
         # `isinstance(value, type)` would be true of an alias such as list[int] in Python 3.10.
         is_class = issubclass(type(value), type)
@@ -96,8 +90,7 @@ def import_plugins() -> None:
 
 
 def name_plugins(paths: str) -> None:
-    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets the implementations that its former value
-    named."""
+    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets the implementations of its former value."""
     os.environ[PLUGINS] = paths
     implementations.cache_clear()
     _plugin_implementations.cache_clear()
@@ -134,11 +127,8 @@ def implementations_of(path: Path) -> list[Implementation]:
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Dotted names of the modules in a package and in the packages inside it. Left out are kernels' sources
-    (`*_jit`) and lists of mistakes, which import torch or Triton.
-
-    folders: the folders of the package
-    """
+    """Dotted names of the modules in a package, which has these folders, and in the packages inside it. Left
+    out are kernels' sources (`*_jit`) and lists of mistakes, which import torch or Triton."""
     for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:
@@ -200,8 +190,7 @@ def _add_ops() -> None:
                 _add_op(package)
     for path in plugin_files():
         if path.is_dir():
-            # A folder that cannot be used must not break `import kernels`. `implementations` and
-            # `load_plugins` import it again, and raise the error there.
+            # An unusable folder must not break `import kernels`: `implementations` raises its error.
             with contextlib.suppress(PluginError):
                 _import_plugin(path)
 

@@ -1,5 +1,4 @@
-"""What the attention ops share: checks of sizes, arguments of libraries by name, and the error that rounding
-explains.
+"""What the attention ops share: checks of sizes, arguments by name, and the error that rounding explains.
 
 `Reference.sigma` follows from what a right kernel does. It takes exact products of bf16, sums them in fp32,
 and rounds to bf16 twice, with a relative error of at most 2^-8, in root mean square about 2^-9: it rounds the
@@ -41,10 +40,7 @@ normalised, so rounding does not change it, and rows in which its share is large
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
     """Raises ValueError for a count below 1, a dtype other than those of BYTES, and an unknown FP8 format.
-
-    counts: the names of the sizes that are counts
-    dtype:  the name of the size that is a dtype
-    """
+    counts, dtype: the names of the sizes that are counts, and of the one that is a dtype"""
     for name in counts:
         if getattr(sizes, name) < 1:
             raise ValueError(f"size {name}={getattr(sizes, name)} of {op} must be at least 1")
@@ -53,7 +49,7 @@ def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> Non
     fp8_format(sizes.fp8)
 
 
-def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
+def arguments_of(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of a library's function that it needs or may take, by name. Libraries name the same
     argument differently: a key of `values` holds all names of it, separated by spaces."""
     by_name = {name: value for names, value in values.items() for name in names.split()}
@@ -62,12 +58,8 @@ def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
 
 def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_keys: float) -> None:
     """Adds about SHIFT to all scores of heads 0, 4, 8 ... and subtracts it from those of heads 3, 7, 11 ...
-    (with three heads or fewer, of all but the first). It overwrites these channels of q and of all keys.
-
-    q:       [rows, heads, width]
-    keys:    [..., width]
-    of_keys: the value that all keys get in these channels
-    """
+    (with three heads or fewer, of all but the first). It overwrites these channels of q [rows, heads, width],
+    and of all keys [..., width] with the value `of_keys`."""
     lowered_heads = slice(3, None, 4) if q.shape[1] > 3 else slice(1, None)
     of_raised_heads = SHIFT / SCALE / len(channels) / of_keys
     keys[..., channels] = of_keys
@@ -78,8 +70,7 @@ def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_ke
 
 def edges(length: int, *tiles: int) -> list[int]:
     """Indices below `length`, ascending, at which kernels go wrong that tile the length: the first index of
-    the second tile and of the last tile of each size, the first one of the second half, and the index before
-    each of these."""
+    the second and of the last tile of each size, of the second half, and the index before each of these."""
     begins = {-(-length // 2)}
     for tile in tiles:
         begins |= {tile, (length - 1) // tile * tile}
@@ -90,17 +81,13 @@ def edges(length: int, *tiles: int) -> list[int]:
 def empty_results(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, fp8: bool
 ) -> list[torch.Tensor]:
-    """Room for a reference's value and sigma and, where operands are FP8, its sigma_fp8 and even. shape: that
-    of value"""
-    if not fp8:
-        return [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
-    results = [torch.empty(shape, dtype=dtype, device=device) for _ in range(3)]
-    return [*results, torch.empty(shape[:-1], dtype=torch.bool, device=device)]
+    """Room for a reference's value and sigma, and where operands are FP8, for its sigma_fp8 and even."""
+    results = [torch.empty(shape, dtype=dtype, device=device) for _ in range(3 if fp8 else 2)]
+    return [*results, torch.empty(shape[:-1], dtype=torch.bool, device=device)] if fp8 else results
 
 
 def with_squares(v: torch.Tensor) -> torch.Tensor:
-    """Values and their squares side by side, [..., keys, 2 * width], as the functions below take them.
-    v: [..., keys, width]"""
+    """v [..., keys, width] and its squares side by side, [..., keys, 2 * width], for the functions below."""
     return torch.cat([v, v.square()], -1)
 
 
@@ -109,8 +96,7 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
     A kernel divides by the sum of its weights. If it sums the rounded weights, the variance is
     sum_j d_j^2 (v_j - out)^2; if it sums the exact ones, it is sum_j d_j^2 v_j^2. The two differ where one
-    key has most of the weight and its weight is not rounded to 1, as with a stale maximum. The larger is
-    returned.
+    key has most of the weight and it is not rounded to 1, as with a stale maximum. The larger is returned.
 
     deviation: d, the root mean square error of each weight, [..., rows, keys]; it is overwritten
     v:         what `with_squares` returned
@@ -123,8 +109,7 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
 
 def output_variance(v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The variance [..., rows, width] of rounding the output to bf16, and that of LEAST_SIGMA.
-    v: what `with_squares` returned"""
+    """The variance [..., rows, width] of rounding to bf16, plus LEAST_SIGMA's. v: from `with_squares`"""
     return (UNIT * out).square() + (LEAST_SIGMA * v[..., : out.shape[-1]].abs().amax()).square()
 
 
@@ -163,10 +148,6 @@ def fp8_variance(
 
 
 def is_even(p: torch.Tensor, independent: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
-    """`Reference.even`, bool [..., rows]: the rows in which each weight is less than EVEN, and in which the
-    common error is less than a tenth of the independent one.
-
-    p:                   exact weights [..., rows, keys]
-    independent, common: the squared errors that `fp8_variance` returned
-    """
+    """`Reference.even`, bool [..., rows]: each weight of p [..., rows, keys] is less than EVEN, and the
+    common error is less than a tenth of the independent one. Both are squares, from `fp8_variance`."""
     return (common.mean(-1) < 0.01 * independent.mean(-1)) & (p.amax(-1) < EVEN)

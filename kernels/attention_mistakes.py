@@ -52,8 +52,7 @@ class Arithmetic:
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
     lazy: float = 0.0  # the maximum is not raised until a score exceeds it by more than this
-    # Blocks are taken in pairs: the weights of the first block are rounded again where the second one raises
-    # the maximum.
+    # In each pair of blocks, the first one's weights are rounded again where the second raises the maximum.
     pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
@@ -70,10 +69,7 @@ IN_BF16 = Arithmetic()
 
 
 def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
-    """The attention of these keys. A query that sees no key gets zeros.
-
-    scores: the natural logarithms of the weights, -inf where masked
-    """
+    """The attention by scores (natural logarithms, -inf where masked). A query that sees no key gets 0."""
     scores = how.round_scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
     if how.backwards:
@@ -123,8 +119,7 @@ def finite(peak: torch.Tensor) -> torch.Tensor:
 def combine(
     parts: list[PartResult], round_results: Round = exact, change_log_sums: Round = exact
 ) -> torch.Tensor:
-    """Returns the result of all keys [..., width]. The functions are applied to the results and to the
-    log-sums of all parts beforehand."""
+    """The result of all keys [..., width]. The functions change the results and log-sums of the parts."""
     log_sums = change_log_sums(torch.stack([log_sum for log_sum, _ in parts]))
     results = round_results(torch.stack([result for _, result in parts]))
     weights = (log_sums - log_sums.amax(0)).exp2()
@@ -132,8 +127,7 @@ def combine(
 
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Splits keys into parts of whole units, each (begin, end). The last part may be shorter, and few keys
-    make fewer parts."""
+    """Splits keys into at most so many parts of whole units, each (begin, end). The last may be shorter."""
     length = math.ceil(math.ceil(keys / parts) / unit) * unit
     return [(begin, min(keys, begin + length)) for begin in range(0, keys, length)]
 
@@ -168,8 +162,7 @@ class Attended:
         return result.movedim(0, -2)
 
     def by_softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """The output with other scores. There may be more scores than keys: those behind the last key only
-        make the weights of the keys smaller."""
+        """The output with other scores. Scores behind the last key only make the weights of keys smaller."""
         return (scores.softmax(-1)[..., : self.v.shape[-2]] @ self.v).movedim(0, -2)
 
     def in_fp8(
@@ -179,12 +172,8 @@ class Attended:
         query: torch.dtype | None = None,
         **changed: Any,
     ) -> torch.Tensor:
-        """The output of a call that rounds q and the softmax weights to FP8. A q that has FP8 values already
-        does not change.
-
-        how:            its `round_weights` counts if it is not that of IN_BF16
-        weights, query: the formats; None for `fp8` of this object
-        changed:        as in `out`
+        """The output of a call that rounds softmax weights to FP8, and q, unless it has FP8 values already.
+        weights, query: the formats, by default `fp8`; a `round_weights` of `how` other than bf16 comes first
         """
         if how.round_weights is bf16:
             how = replace(how, round_weights=partial(fp8, weights or self.fp8))
@@ -192,11 +181,8 @@ class Attended:
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """The output of a call that takes the keys in parts.
-
-        by:      combines the results of all parts
-        overlap: how many keys of the next part are read too
-        """
+        """The output of a call that takes the keys in parts, each with so many keys of the next part.
+        by: combines the results of all parts"""
         scores = self.scores
         results = []
         for begin, end in self.parts:
@@ -326,10 +312,8 @@ class AttentionOp:
     def kernel(
         self, sequences: Callable[[Any], list[Any]], change: Callable[[Attended, torch.Tensor], torch.Tensor]
     ) -> Compute:
-        """A kernel that is wrong in some sequences.
-
-        sequences: maps operands to these; change: (what a right kernel reads, right output) -> wrong output
-        """
+        """A kernel that is wrong in the sequences that the first function returns of operands.
+        change: (what a right kernel reads, right output) -> wrong output"""
 
         def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
             for s in sequences(o):
@@ -348,26 +332,18 @@ class AttentionOp:
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
-        """A kernel that is wrong in the output of the sequence `victim`. change: maps the right output of the
-        sequence to the wrong one"""
+        """A kernel that is wrong in the sequence `victim`. change: makes a wrong output of the right one"""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
         """What kernels that are wrong everywhere give for some sequences. The diagnosis does limited work on
         these answers, so the op's own come first, and those that take long come last.
-
-        read:    what a right kernel reads for each of these sequences
-        own:     by name, what this op can do wrong in a sequence
-        columns: those of the output that are returned
-        """
+        read: what a right kernel reads for each sequence; columns: those of the output that are returned"""
 
         def output(wrong: Wrong) -> torch.Tensor:
             row_shape = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
-            outputs = []
-            for a in read:
-                out = wrong(a)
-                outputs.append(out.reshape(-1, *row_shape, out.shape[-1])[..., columns])
-            return torch.cat(outputs)
+            outputs = [out.reshape(-1, *row_shape, out.shape[-1]) for out in map(wrong, read)]
+            return torch.cat([out[..., columns] for out in outputs])
 
         wrongs = {**own, **SHARED_MISTAKES}
         slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))

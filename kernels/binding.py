@@ -73,8 +73,7 @@ class Symbol:
         raise BindingError(f"{self.release} has no {missing}")
 
     def signature_in(self, source: SignatureSource) -> inspect.Signature | None:
-        """The signature at the first place that a library's source has; None where the source does not tell.
-        Raises NotThere."""
+        """The signature at the first place that a source has; None if it does not tell. Raises NotThere."""
         error = NotThere("no place")
         for place in self.places:
             try:
@@ -84,8 +83,7 @@ class Symbol:
         raise error
 
     def complaint(self, signature: inspect.Signature | None) -> str:
-        """Why a function with this signature cannot be called as the row calls it; empty if it can, and where
-        the signature is not known (None)."""
+        """Why the row's call does not fit a signature; empty where it does, or the signature is None."""
         return ""
 
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
@@ -187,8 +185,7 @@ class Operator(Function):
             raise BindingError(f"{self.release} has no operator {name}") from None
 
     def signature_in(self, source: SignatureSource) -> inspect.Signature | None:
-        """None as well where the source has no such operator: schemas are in compiled files, which a source
-        may lack."""
+        """Also None where the source has no such operator: it may lack the compiled files with schemas."""
         with contextlib.suppress(NotThere):
             return super().signature_in(source)
         return None
@@ -200,15 +197,10 @@ Taken = Symbol | tuple[Symbol, ...]
 
 def first_of(*alternatives: Symbol) -> Any:
     """The first symbol that exists. Where none exists, raises what `find` of the first one raises."""
-    errors: list[BindingError | Unsupported] = []
-    for symbol in alternatives:
-        try:
-            symbol.at()
-        except (BindingError, Unsupported) as error:
-            errors.append(error)
-        else:
-            return symbol
-    raise errors[0]
+    existing = next((symbol for symbol in alternatives if symbol.exists()), None)
+    if existing is None:
+        alternatives[0].find()  # raises
+    return existing
 
 
 def _innermost(names: list[str]) -> tuple[ModuleType, int]:
@@ -225,8 +217,7 @@ def _innermost(names: list[str]) -> tuple[ModuleType, int]:
 
 
 def _is_missing(module: str, error: BaseException | None) -> bool:
-    """Whether an import failed because there is no such module, or one of the packages around it is
-    missing."""
+    """Whether an import failed because the module, or a package around it, is missing."""
     return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
@@ -266,8 +257,7 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line. Of torch's `Could not load this library`, for example, only the
-    cause names the undefined symbol."""
+    """An error and its causes in one line. Some errors name the undefined symbol only in their cause."""
     reasons = []
     while error is not None:
         reasons.append(" ".join(str(error).split()) or type(error).__name__)

@@ -15,12 +15,8 @@ def bind(
     first: Prepared | None = None,
 ) -> Prepared:
     """Prepares an implementation on operands of any boundary that it supports. In a wider boundary than its
-    own, the call has two parts: the step to the next narrower boundary (see `Op.step`), then the call of that
-    boundary.
-
-    first: what this function returned for the first of the sets of operands that calls rotate over; None for
-           that set itself
-    """
+    own, a call makes the step to the next narrower boundary (see `Op.step`), then the call of that boundary.
+    first: what this function returned for the first of the sets that calls rotate over; None for that set"""
     if operands.boundary in implementation.boundaries:
         implementation.require()
         if first is None:

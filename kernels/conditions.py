@@ -21,14 +21,11 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 
 def holds(conditions: Sequence[str], sizes: Mapping[str, Size]) -> bool:
     """Whether one of the conditions holds, or there is none. A condition holds if all of its parts, which
-    `and` joins, do. Raises ValueError for a condition that is not valid, and where a word is to be ordered
-    against a number.
-
-    sizes: all sizes of the op, including defaults
-    """
-    if not conditions:
-        return True
-    return any(all(_part_holds(part, sizes) for part in text.split(" and ")) for text in conditions)
+    `and` joins, do. Raises ValueError for one that is not valid, or that orders a word against a number.
+    sizes: all sizes of the op, including defaults"""
+    return not conditions or any(
+        all(_part_holds(part, sizes) for part in text.split(" and ")) for text in conditions
+    )
 
 
 def _part_holds(part: str, sizes: Mapping[str, Size]) -> bool:

@@ -36,8 +36,7 @@ class Defect:
     """Shell patterns of the names of the implementations that have it."""
     archs: Sequence[str]
     versions: str = ""
-    """The affected versions of the row's library, as PEP 440 specifiers. Empty: all versions, and those that
-    cannot be read."""
+    """The affected versions of the row's library, as PEP 440 specifiers; empty: all, also unreadable ones."""
     when: Sequence[str] = ()
     """Conditions on the sizes under which it may occur (see kernels.conditions); empty: at all sizes."""
     refuse: bool = False
@@ -53,10 +52,8 @@ DEFECTS = [Defect(**entry) for entry in read_toml(Path(__file__).with_suffix(".t
 def known_defects(
     row: Implementation, sizes: DataclassInstance, arch: str, version: str | None = None
 ) -> list[Defect]:
-    """The defects that may occur when an implementation runs at these sizes. Its library is not imported.
-
-    version: the version of its library; None for the installed one
-    """
+    """The defects that may occur when an implementation runs at these sizes with this version of its library,
+    by default the installed one. The library is not imported."""
     version = row.version if version is None else version
     known = []
     for defect in DEFECTS:
@@ -71,8 +68,7 @@ def known_defects(
 
 
 def _is_within(version: str, specifiers: str) -> bool:
-    """Whether a version is among these. False where it is `unknown`, or empty for a library that is not
-    installed."""
+    """Whether a version is among these. False where it is `unknown`, or empty without the library."""
     try:
         return SpecifierSet(specifiers).contains(version, prereleases=True)
     except InvalidVersion:

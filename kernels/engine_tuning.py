@@ -37,8 +37,7 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """A configuration with the engines' names. The last three are options of ROCm; one that is None is left
-    out."""
+    """A configuration with the engines' names. The last three are options of ROCm, left out where None."""
 
     BLOCK_SIZE_M: int
     BLOCK_SIZE_N: int
@@ -65,10 +64,10 @@ class EngineConfig:
 class EngineTable:
     """What an engine uses for a shape on this machine's device."""
 
-    now: EngineEntry
+    entry: EngineEntry
     """The configuration at the M of the case."""
     origin: str
-    """Where `now` comes from, as `origin_of` says it."""
+    """Where `entry` comes from, as `origin_of` says it."""
     files: Mapping[str, Mapping[int, EngineEntry]]
     """The files that the engine looks for, the main one first: by the name below its folder, the
     configurations that the engine uses now, at the M of LADDER and at those of the table."""
@@ -80,8 +79,7 @@ def _without_split(entry: EngineEntry) -> EngineEntry:
 
 
 def nearest_of(table: Iterable[int], m: int) -> int:
-    """The M of a table whose entry the engines use for m rows: the nearest, and of two equally near ones the
-    first."""
+    """The M of a table whose entry engines use for m rows: the first of the nearest ones."""
     return min(table, key=lambda key: abs(key - m))
 
 
@@ -110,8 +108,7 @@ class EngineLookUp(ABC):
         """The name of the table's file, below the folder that the engine looks into."""
 
     def other_files(self, sizes: Any) -> Mapping[str, EntryAt]:
-        """The other files that the engine reads for the shape: by name, the configurations of theirs that it
-        uses."""
+        """By name, other files that the engine reads for the shape, with the configurations that it uses."""
         return {}
 
     @abstractmethod
@@ -131,8 +128,7 @@ class EngineLookUp(ABC):
         return EngineTable(_without_split(entry_at(m)), origin_of(table, m), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
-        """The configuration of a call and where it comes from, as text; empty if unknown. forced: as the
-        argument of `overridden`"""
+        """A call's configuration and its source as text; empty if unknown. forced: as for `overridden`"""
         if forced is not None:
             return f"{words(forced)} (as told)"
         m = self.m_of(sizes)
@@ -162,9 +158,8 @@ class EngineTuned(Tunable):
             with overridden():
                 return call()
 
-        return Prepared(
-            operands, None, configured, picked=lambda: self.tables.picked(operands.sizes, self.forced)
-        )
+        picked = functools.partial(self.tables.picked, operands.sizes, self.forced)
+        return Prepared(operands, None, configured, picked=picked)
 
     def engine_table(self, sizes: DataclassInstance) -> EngineTable:
         """What the installed engine uses on this machine's device. Raises Unsupported or BindingError."""
@@ -174,21 +169,18 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """The configurations that fit into shared memory and registers. Values of GROUP_SIZE_M near the
-        engines' defaults come first."""
+        """Those that fit into shared memory and registers. Usual values of GROUP_SIZE_M come first."""
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
         # The values of num_warps, num_stages and, on ROCm, of waves_per_eu, matrix_instr_nonkdim and kpack.
         options: Iterable[tuple[int, ...]]
         if target.kind == "rocm":
             groups = [1, 4, 8, 16, 32]
             options = itertools.product((4, 8), (2,), (0, 1, 2, 4), (16,), (2,))
-            lanes = 64
-            most_registers = 512
+            lanes, most_registers = 64, 512
         else:
             groups = [1, 16, 32, 64]
             options = itertools.product((4, 8), (3, 4, 2, 5))
-            lanes = 32
-            most_registers = 255
+            lanes, most_registers = 32, 255
         default_group = 1 if self.tables.m_of(sizes) <= 16 else 32
         groups.sort(key=lambda group: abs(group - default_group))
         for tile, values, group in itertools.product(tiles, options, groups):

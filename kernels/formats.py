@@ -1,5 +1,4 @@
-"""DeepSeek's FP8 with block scales: activations have a scale for each 1x128 block, weights have one for each
-128x128 block.
+"""DeepSeek's FP8 with block scales: one for each 1x128 block of activations and 128x128 block of weights.
 
 A block's scale is its largest magnitude divided by the format's largest value, so that q * scale restores the
 block. Sources: DeepSeek-V3 technical report (arXiv:2412.19437), section 3.3.2, fine-grained quantisation;
@@ -100,9 +99,7 @@ def dequantise_activations(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Returns q * scale [..., K], rounded to fp32 and then to dtype, by default fp32. In fp64 it is exact.
-
-    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32
-    """
+    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32"""
     import torch
 
     dtype = dtype or torch.float32
@@ -166,8 +163,7 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """Splits the last dimension into blocks, padded with zeros: [..., ceil(K/128), 128]. It is a view of x
-    where K is a multiple of 128."""
+    """Splits the last dimension into blocks [..., ceil(K/128), 128]: a view, or a copy padded with zeros."""
     import torch
 
     missing = -x.shape[-1] % BLOCK

@@ -73,8 +73,7 @@ def smi(*arguments: str) -> tuple[str, str]:
 
 def nvidia_gpus() -> tuple[list[Gpu], str]:
     """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used; and in one
-    line what is wrong with them or with nvidia-smi. That is empty where nothing is wrong, and where
-    nvidia-smi is not installed."""
+    line what is wrong with them or with nvidia-smi; empty where nothing is wrong or it is not installed."""
     fields = "compute_cap,uuid,memory.total,mig.mode.current,name"
     output, error = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     if error == NOT_INSTALLED:
@@ -169,11 +168,7 @@ def visible(
     kind: str, devices: Sequence[T], name: Callable[[T], str], environment: Mapping[str, str] = os.environ
 ) -> list[T]:
     """The devices that the environment selects, in the order in which torch numbers them.
-
-    kind:    `cuda` or `rocm`
-    devices: all devices, in the driver's order
-    name:    returns the driver's identifier of a device
-    """
+    devices: all, in the driver's order; name: returns the driver's identifier of one"""
     for variables in VARIABLES[kind]:
         variable = next((variable for variable in variables if variable in environment), None)
         if variable is not None:

@@ -45,11 +45,9 @@ Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 """(operands, right output) -> wrong output, in the op's shape and dtype, on the operands' device. It may
 overwrite the right output and return that, as many kernels are wrong in one place only."""
 
-
 Answers = Mapping[str, Callable[[], torch.Tensor]]
 """By the name of a mistake, a function that returns what a kernel gives that makes it everywhere, for some
-rows and columns of the output, [rows, ..., columns]. The function raises an exception where the operands do
-not allow the mistake."""
+rows and columns of the output, [rows, ..., columns]. It raises where operands do not allow the mistake."""
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,7 @@ class Tolerance:
     `Reference.sigma`, the error that rounding alone explains (each op derives it beside its reference)."""
 
     row: float
-    """The limit of the root mean square over one row of the output's last dimension, or over each segment of
-    it."""
+    """The limit of the root mean square over a row of the output's last dimension, or each segment of it."""
     element: float
     """The limit of each single element."""
     segment: int | None = None
@@ -74,8 +73,7 @@ class Tolerance:
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
     or truncate. The sigma of these calls is so wide that a common factor could hide in it."""
     bias_bf16: float = 0.006
-    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller; rounding to
-    nearest does not."""
+    """The same for all other calls. A truncation to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
     A kernel of a format with one bit less errs in every row as much as a right call errs in its worst row, so
@@ -89,8 +87,7 @@ class Reference:
     value: torch.Tensor
     """[rows, ...]: the computed rows of the output's first dimension."""
     sigma: torch.Tensor
-    """The root mean square error of each element of `value` that rounding explains, where activations enter
-    products in bf16."""
+    """The root mean square error of each element of `value` by rounding alone, with activations in bf16."""
     rows: list[int] | None = None
     """The numbers of the computed rows, ascending; None: all rows were computed."""
     sigma_fp8: torch.Tensor | None = None
@@ -102,10 +99,8 @@ class Reference:
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
-    """The numbers 0 .. count - 1 in such an order that the first n of them are spread evenly, for any n.
-
-    offset: about where the order begins, as a share of the count, in [0, 1)
-    """
+    """The numbers 0 .. count - 1 in such an order that the first n of them are spread evenly, for any n. The
+    order begins at about `offset` * count, with an offset in [0, 1)."""
     # Steps of the golden section do that. They repeat some numbers and miss others, which follow at the end.
     golden = 0.5 * (5**0.5 - 1)
     steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
@@ -113,8 +108,7 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
 
 
 MOST_ELEMENTS = 1 << 27
-"""The most elements of a reference, 16384 rows of 7168: the host's memory has to hold several of them with
-their sigmas, 1 to 3 GiB each."""
+"""The most elements of a reference, 16384 rows of 7168. The host holds several of them, 1 to 3 GiB each."""
 
 
 def rows_kept(rows: int, width: int) -> int:
@@ -128,10 +122,8 @@ def affordable(
     """Which rows a reference computes: the first ones in `order` that together take at most `max_flops` and
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
-    order: the numbers of all rows; a repeated one counts once
-    flops: returns what a row costs. It is called row by row in this order, so the cost may depend on the rows
-           before: a weight is dequantised for the first row that needs it
-    width: elements of a row of the output
+    order: the numbers of all rows, which have `width` elements each; a repeated one counts once
+    flops: returns the cost of a row. It is called in this order: the first row that needs a weight pays it
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -155,8 +147,7 @@ class RowGroups:
 
 
 def named(function: Any) -> str:
-    """The name of a function, or of the function that something wraps, with its file and line, for messages:
-    `mine() of mine.py:4`."""
+    """The name of a function, or of what it wraps, with its place, for messages: `mine() of mine.py:4`."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f" of {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
     return f"{getattr(function, '__qualname__', type(function).__name__)}(){place}"
@@ -228,24 +219,18 @@ class Prepared:
         self._called = False
 
     def call(self) -> None:
-        """Timed: computes the op once, from whatever the operands hold now.
-
-        The harness fills `out` with NaN before the first call. Raises TypeError if that call leaves all of it
-        NaN and returns another tensor of its shape.
+        """Timed: computes the op once, from whatever the operands hold now. The harness fills `out` with NaN
+        before the first call. Raises TypeError if that leaves it NaN and returns another tensor of its shape.
         """
         assert self._call is not None
-        returned = self._call()
+        returned: Any = self._call()
         if self.out is None:
             self._returned = returned
         elif not self._called:
             self._called = True
-            if self._is_other_output(returned) and self.out.isnan().all():
+            is_output = isinstance(returned, torch.Tensor) and returned.shape == self.out.shape
+            if is_output and returned.data_ptr() != self.out.data_ptr() and self.out.isnan().all():
                 raise TypeError(f"{named(self._call)} did not write `out`, but returned one: see `allocates`")
-
-    def _is_other_output(self, returned: object) -> bool:
-        if not isinstance(returned, torch.Tensor) or returned.shape != self.out.shape:
-            return False
-        return returned.data_ptr() != self.out.data_ptr()
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: puts new live operands, by name, where `call` reads them."""
@@ -255,8 +240,7 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """By name, the tensor in which `call` reads each live operand. `load` and the suite's own producer
-        kernels write there."""
+        """By name, the tensors where `call` reads live operands, and `load` and producers write them."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
@@ -296,15 +280,13 @@ def as_prepared(returned: object, source: str, operands: Operands, out: torch.Te
 
 
 class Implementation:
-    """One way to compute an op: a subclass in a module of the op, or a function that `implementation` below
-    declares."""
+    """One way to compute an op: a subclass in a module of the op, or what `implementation` below declares."""
 
     # `provider.variant`
     name: ClassVar[str]
     # What it needs, as a text for people. A plug-in may leave it empty: then it is the name of the file.
     requires: ClassVar[str] = ""
-    # The name of its op. It may be empty in a module of the op's folder: `kernels.implementations` fills it
-    # in.
+    # The name of its op; in a module of the op's folder `kernels.implementations` fills in an empty one.
     op: str = ""
     # The file that brought it; empty for the suite's own.
     plugin: str = ""
@@ -326,11 +308,9 @@ class Implementation:
     # Implementations of a runtime that give the same name share one copy; empty: each has a copy of its own.
     shared_layout: ClassVar[str] = ""
     # Whether `prepare_turn` uses again all that `prepare` made of the stationary operands. Then a call on
-    # other live operands is prepared in almost no time, and a serving engine under test can call this
-    # implementation.
+    # other live operands takes almost no time to prepare, and a serving engine under test can make it.
     rebinds: ClassVar[bool] = False
-    # Whether a compiler writes another program for each size, so that outputs at one size say nothing of
-    # those at another.
+    # Whether a compiler writes another program for each size: outputs at one size say nothing of others.
     per_size: ClassVar[bool] = False
 
     @property
@@ -345,8 +325,7 @@ class Implementation:
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; by default whether torch is here.
-        Nothing is imported."""
+        """Whether its libraries, by default torch, are here and it runs on this platform. Imports nothing."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -358,8 +337,7 @@ class Implementation:
         return False
 
     def environment(self, platform: Platform) -> dict[str, str]:
-        """Environment variables that its worker process is started with. All implementations of a runtime
-        must return the same ones."""
+        """Environment variables of its worker process, the same for all implementations of a runtime."""
         return {}
 
     def native(self, boundary: str) -> str | None:
@@ -404,8 +382,7 @@ class Implementation:
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """Bytes that `prepare` allocates for each set of operands, without the operands, `layout` and the
-        output."""
+        """Bytes that `prepare` allocates for each set, without operands, `layout` and the output."""
         return 0
 
     def scratch(self, sizes: DataclassInstance) -> int:
@@ -413,21 +390,16 @@ class Implementation:
         return 0
 
     def require(self) -> None:
-        """Called in the worker before anything is prepared. Raises Unsupported where the process cannot call
-        the library."""
+        """Called in the worker before `prepare`. Raises Unsupported where the library cannot be called."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Untimed: brings stationary operands into the library's layout, and binds the call. It may return
-        the call alone (see `as_prepared`). `out` is None where the library allocates the output. Raises
-        Unsupported."""
+        the call alone (see `as_prepared`). `out` is None where the library allocates. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """As `prepare`, on another of the sets of operands that calls rotate over.
-
-        first: the call that was prepared on the first set. Where the stationary operands are the same, the
-               new call may use the layouts that were made of them for `first`
-        """
+        """As `prepare`, on another of the sets of operands that calls rotate over. Where stationary operands
+        are the same, the call may use the layouts that were made for `first`, the call on the first set."""
         return self.prepare(operands, out)
 
 
@@ -440,12 +412,10 @@ def _duration(seconds: float) -> str:
 
 
 REQUIREMENTS = ("available", "fits", "supports")
-"""Methods of Implementation for which a declaration may give a function. It is a further condition: that of
-the base class must hold as well."""
+"""Methods for which a declaration may give a further condition; that of the base class must hold as well."""
 
 REPLACED = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
-"""Methods of Implementation for which a declaration may give a function. It replaces that of the base
-class."""
+"""Methods of Implementation for which a declaration may give a function in place of the base class's."""
 
 
 def implementation(
@@ -462,9 +432,8 @@ def implementation(
             return functools.partial(lib.fast, operands.q, operands.kv, out)
 
     base:       says what all rows of a library share
-    stationary: brings the stationary operands into the library's layout; it gets the operands. The declared
-                function gets the result as its third argument. It is called once for all sets of operands
-                with the same stationary tensors
+    stationary: brings the stationary operands into the library's layout, once for all sets with the same
+                ones. It gets the operands, and the declared function its result as a third argument
     overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions, without `self`, for
                 the methods in REQUIREMENTS and REPLACED
 
@@ -512,12 +481,9 @@ def _preparing(
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
-    """The class of implementation that a user's own kernel of an op is. Raises TypeError, in one line, for
-    what cannot be one.
-
-    kernel: a class that `implementation` made; or a function of (operands, out) that fills `out`, returns the
-            output, or returns the call to be timed
-    """
+    """The class of a user's own kernel of an op: a class that `implementation` made; or a function of
+    (operands, out) that fills `out`, returns the output, or returns the call to be timed. Raises TypeError,
+    in one line, for anything else."""
     if isinstance(kernel, type) and issubclass(kernel, Implementation):
         if kernel.op not in ("", op):
             raise TypeError(f"{kernel.name} is declared for {kernel.op}, not for {op}")
@@ -547,11 +513,8 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 def _check_parameters(
     function: Any, parameters: tuple[str, ...], source: str, follow_wrapped: bool = True
 ) -> None:
-    """Raises TypeError where a function does not take so many arguments by position.
-
-    parameters:     what the arguments are, for the error
-    follow_wrapped: whether a function that `functools.wraps` made takes what the function inside takes
-    """
+    """Raises TypeError where a function does not take these arguments by position. follow_wrapped: as of
+    `inspect.signature`"""
     try:
         inspect.signature(function, follow_wrapped=follow_wrapped).bind(*parameters)
     except TypeError:
@@ -581,8 +544,7 @@ def _check_declaration(name: object, base: object, overrides: Mapping[str, Any])
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
-    """What a declared class has as `member`: the value itself, or a method that calls it, where `member` is
-    in REQUIREMENTS or REPLACED."""
+    """What a class has as `member`: the value, or for REQUIREMENTS and REPLACED a method that calls it."""
 
     def replaced(self: Implementation, *arguments: Any) -> Any:
         return value(*arguments)
@@ -603,36 +565,30 @@ def _size_types(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Si
 
 
 class Op(ABC):
-    """What is computed: its sizes, operands, reference, work and tolerance. Methods that take `sizes` get an
-    instance of the op's `Sizes`."""
+    """What is computed: sizes, operands, reference, work, tolerance. `sizes` is an instance of `Sizes`."""
 
     name: ClassVar[str]
     # A frozen dataclass of ints and strs; its fields are the sizes on the command line.
     Sizes: ClassVar[type[DataclassInstance]]
     # The boundaries that it has, from the narrowest.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
-    # By kind of platform, the name of the implementation that is the default baseline: torch's best one
-    # there.
+    # By kind of platform, the name of the default baseline: torch's best implementation there.
     baseline: ClassVar[Mapping[str, str]]
-    # The name of the implementation that stands for a serving engine's kernel in the replay of a rank on a
-    # GPU; empty: the baseline.
+    # The name of the implementation that stands for an engine's in the replay of a rank; empty: the baseline.
     engine_like: ClassVar[str] = ""
     # Whether its operands have lengths of sequences (see Seeds.lengths).
     lengths: ClassVar[bool] = False
     # Whether further sets of operands hold other live values. Otherwise they are copies of the first set.
     turns: ClassVar[bool] = False
-    # For messages: what an index along each dimension of its output counts, such as `token`; the columns
-    # last.
+    # For messages: what an index along each dimension of its output counts, columns last: `token` ...
     axes: ClassVar[tuple[str, ...]] = ()
     # Sizes that cases leave out at their default, as records have it that are older than these sizes.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The name of the size that is `fp8` where operands are FP8. Only then a case has the size `fp8`, their
-    # format. Empty: cases have that size whenever `Sizes` has it.
+    # The size that is `fp8` where operands are FP8: only such cases have the size `fp8`. Empty: all have it.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers. Raises ValueError where one is unknown, missing, or text that
-        should be a whole number."""
+        """Reads sizes given as text or numbers. Raises ValueError for an unknown, missing or wrong one."""
         types = _size_types(self.Sizes)
         values: dict[str, Size] = {}
         for name, value in given.items():
@@ -652,8 +608,7 @@ class Op(ABC):
         return Case(self.name, self.case_sizes(self.sizes(given)), **further)
 
     def case_sizes(self, sizes: DataclassInstance) -> dict[str, Size]:
-        """Sizes by name as cases and records have them: without `unsaid` ones at their default, and without
-        the FP8 format where operands are not FP8."""
+        """Sizes by name as records have them: no `unsaid` one at its default, no `fp8` if nothing is FP8."""
         by_name = asdict(sizes)
         for field in fields(sizes):
             if field.name in self.unsaid and by_name[field.name] == field.default:
@@ -674,8 +629,7 @@ class Op(ABC):
 
     @abstractmethod
     def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
-        """The operands of the first set: a pure function of these arguments, of which `seeds.turn` is
-        ignored."""
+        """The operands of the first set: a pure function of the arguments without `seeds.turn`."""
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
@@ -683,15 +637,11 @@ class Op(ABC):
 
     def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """The suite's own kernel that a boundary adds to the next narrower one. Returns a call that reads
-        `operands` and writes the live operands of the narrower boundary.
-
-        into: the tensors to write, by the names of these operands
-        """
+        `operands` and writes the live operands of the narrower boundary, by name, `into` these tensors."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
-        """The shape of the output, which is bf16. An op whose output has another dtype overrides the next two
-        methods instead."""
+        """The shape of the output. An op whose output is not bf16 overrides the next two methods instead."""
         raise NotImplementedError(f"{self.name} does not say the shape of its output")
 
     def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor:
@@ -707,10 +657,8 @@ class Op(ABC):
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the operands in fp64, or in fp32 where the error of that is far below a sigma.
-        Where all rows would take more than `max_flops` or MOST_ELEMENTS, it computes a sample of them.
-
-        offset: selects the sample, in [0, 1) (see `spread`)
-        """
+        Where all rows would take more than `max_flops` or MOST_ELEMENTS, it computes a sample of them, which
+        an offset in [0, 1) selects (see `spread`)."""
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes that `reference` holds at most beside the operands: by default three results in fp64."""

@@ -77,12 +77,9 @@ class Operands(ABC):
         return self.replaced(**{name: tensors[name].clone() for name in copied})
 
     def turned(self: Own, turn: int, cold: bool = False) -> Own:
-        """A further set that calls rotate over: copies of the tensors that a step streams, or of all tensors
-        if `cold`. An op of which `Op.turns` is true returns other live operands instead, with which the call
-        reads other parts of the stationary ones.
-
-        turn: the number of the set, from 1
-        """
+        """The set number `turn`, from 1, of those that calls rotate over: copies of the tensors that a step
+        streams, or of all tensors if `cold`. An op of which `Op.turns` is true returns other live operands
+        instead, with which the call reads other parts of the stationary ones."""
         return self.copy(None if cold else self.streamed)
 
     def far(self: Own) -> Own | None:
@@ -92,8 +89,7 @@ class Operands(ABC):
         return None
 
     def narrowed(self: Own) -> Own:
-        """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
-        live ones, which `Op.step` fills."""
+        """The operands of the next narrower boundary, with empty live ones, which `Op.step` fills."""
         raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")
 
     def digest(self) -> int:
@@ -101,8 +97,7 @@ class Operands(ABC):
         return sum(place * _digest(tensor) for place, tensor in enumerate(self.guarded_tensors(), start=1))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        """What `digest` covers. A subclass whose tensors lie within larger ones returns the larger ones, so
-        that a store beside a tensor is noticed."""
+        """The tensors that `digest` covers; if they lie within larger ones, these, to notice stray stores."""
         return self.tensors().values()
 
 

@@ -69,10 +69,7 @@ class Platform:
 
     def library(self, module: str, *, install: str = "") -> Support:
         """Whether a module of this name is installed here and is the one that rows mean. Yes for a platform
-        that is not here. Nothing is imported.
-
-        install: says how to get it, for the reason; by default as LIBRARIES says it
-        """
+        that is not here. Nothing is imported. install: says how to get it, by default as LIBRARIES does"""
         if not self.here:
             return Support(True)
         install = install or LIBRARIES.get(module, {}).get("install", "")
@@ -94,8 +91,7 @@ class Platform:
         return f"torch {version('torch')} is built for {built}: {self.device} needs its build for {needed}"
 
     def compiler(self) -> Support:
-        """Whether there is what torch.compile generates code with: a C++ compiler for a CPU, Triton for a
-        GPU."""
+        """Whether there is what torch.compile needs: a C++ compiler for a CPU, Triton for a GPU."""
         if self.kind != "cpu":
             return self.library("triton")
         compilers = os.environ.get("CXX", "g++"), "clang++"
@@ -112,8 +108,7 @@ def distributions(module: str) -> list[str]:
 
 
 def lookalike(module: str) -> str:
-    """Where another package has the name of a library's module and is installed: what it is and where. Empty
-    otherwise. Imports nothing."""
+    """Which other package is installed under this module's name, and where; or empty. Imports nothing."""
     facts = LIBRARIES.get(module, {})
     spec = importlib.util.find_spec(module) if "other" in facts else None
     if spec is None:
@@ -168,8 +163,7 @@ def torch_build() -> str:
 
 
 def named(kind: str, arch: str = "") -> Platform:
-    """A platform that is only asked about, as by `list --platform rocm --arch gfx942`. arch: empty for the
-    usual one of the kind"""
+    """A platform that is only asked about, as by `list --platform rocm`. arch: by default the usual one"""
     usual_archs = {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}
     return Platform(kind, arch or usual_archs[kind], here=False)
 
@@ -234,8 +228,7 @@ ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 
 @functools.cache
 def _gpus() -> tuple[list[Platform], str]:
-    """The GPUs that this process may use, with torch's names, and in one line why others here cannot be
-    used."""
+    """The GPUs that this process may use, and in one line why others here cannot be used."""
     nvidia, smi_error = gpus.nvidia_gpus()
     if nvidia:
         usable = [
@@ -382,10 +375,8 @@ def _kfd_gpu(node: Path, properties: dict[str, str], pci: Path, has_own_id: bool
 def _part(pci: Path, domain: int, location: int, product: str, dies: int) -> str:
     """The name of a part of a GPU: its compute partition, and its memory partition if known (`CPX/NPS4`).
     Empty for a whole GPU.
-
-    location: the driver's location_id, whose lowest 16 bits are bus, device and function
-    dies:     how many accelerator dies (XCC) the part has; 0 if unknown
-    """
+    location: the driver's location_id, whose lowest 16 bits are bus, device and function; dies: how many
+    accelerator dies (XCC) the part has, 0 if unknown"""
     address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
     partitions = {"compute": "", "memory": ""}
     for kind in partitions:
@@ -444,8 +435,7 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process can still use: what is free on the machine, and within its control
-    groups. Page cache counts as free."""
+    """Bytes of RAM that this process can still use: free memory and page cache within its control groups."""
     info = root / "proc/meminfo"
     text = info.read_bytes() if info.exists() else b""
     match = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)

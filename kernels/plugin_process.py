@@ -37,11 +37,8 @@ class PluginError(Exception):
 
 def describe_error(error: BaseException, skipped: int = 1) -> str:
     """An exception in one line of at most 600 characters, which begins with the innermost three places in a
-    user's own code, the last one first: `mine.py:14 in prepare: ValueError: ...`. The same of its cause
-    follows.
-
-    skipped: how many of the outermost frames are left out; the outermost one is where it was caught
-    """
+    user's own code, the last one first: `mine.py:14 in prepare: ValueError: ...`. Its cause follows.
+    skipped: how many of the outermost frames are left out, of which the first is where it was caught"""
     from kernels.triton_runtime import NOT_INTERPRETED
 
     frames = traceback.extract_tb(error.__traceback__)[skipped:]
@@ -60,8 +57,7 @@ def describe_error(error: BaseException, skipped: int = 1) -> str:
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file holds a user's own code: not the suite's, the standard library's or a package's, and not
-    generated (`<string>`)."""
+    """Whether a file is a user's own: not the suite's, a package's or Python's, and not generated."""
     suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
     return not file.startswith((*suite, sysconfig.get_path("stdlib"), "<")) and "-packages" not in file
 
@@ -112,8 +108,7 @@ class PluginProcess:
 
 class PluginImplementation(Implementation):
     """Stands for a plug-in's implementation in a process that does not import the plug-in. It has the same
-    FACTS; its methods of REQUIREMENTS and REPLACED ask the plug-in's process. Only a worker can prepare
-    it."""
+    FACTS; its methods of REQUIREMENTS and REPLACED ask the plug-in's process. Only a worker prepares it."""
 
     name = "plugin"
     version = ""
@@ -129,8 +124,7 @@ class PluginImplementation(Implementation):
 
 
 def main() -> None:
-    """Runs in the plug-in's process: answers requests until the socket closes. The first request is `list`,
-    which imports the plug-in."""
+    """Answers requests in the plug-in's process until the socket closes. The first, `list`, imports it."""
     path, connection = Path(sys.argv[1]), Connection(int(sys.argv[2]))
     kernels = importlib.import_module("kernels")
     by_name: dict[tuple[str, str], Implementation] = {}

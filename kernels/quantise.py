@@ -1,5 +1,4 @@
-"""The suite's own kernel that quantises activations. With it, a kernel of quantised operands runs in the
-boundary `with_quant`."""
+"""The suite's own kernel that quantises activations, for kernels of quantised operands in `with_quant`."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ CPU_ROWS = 128
 def quantiser(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, scales: Scales = "fp32"
 ) -> Callable[[], None]:
-    """Returns a function that quantises what x holds when it is called into q and scale. The result has the
-    bits of quantise_activations.
+    """Returns a function that quantises x, as it then is, into q and scale, like quantise_activations.
 
     x:      bf16 [M, K], finite
     q:      [M, K] in one of kernels.formats.FORMATS; on a GPU, one that the GPU can convert to
@@ -56,8 +54,7 @@ def _triton(
 
     interpreted = x.device.type == "cpu"
     rows = INTERPRETED_ROWS if interpreted else ROWS
-    # The interpreter reads subnormal bf16 wrongly and truncates to FP8. So the kernel gets fp32 tensors
-    # there, and torch converts.
+    # The interpreter converts bf16 and FP8 wrongly. So the kernel gets fp32 tensors, and torch converts.
     source, target = (torch.empty(x.shape), torch.empty(x.shape)) if interpreted else (x, q)
     row_blocks, column_blocks = -(-x.shape[0] // rows), scale.shape[1]
     launch = quantise_kernel[row_blocks, column_blocks]

@@ -19,8 +19,7 @@ class Support:
 
 
 class Mistaken(Support):
-    """Stands for the answer of a function that returned no Support or raised: an error of the row, not of the
-    case."""
+    """The answer of a function that returned no Support or raised: an error of the row, not of the case."""
 
 
 def need(condition: object, reason: str) -> Support:
@@ -29,8 +28,7 @@ def need(condition: object, reason: str) -> Support:
 
 
 def as_support(answer: object, source: str) -> Support:
-    """The Support that a function means by its answer, which should be a Support or a bool. source: names the
-    function in the reason"""
+    """The Support that an answer means, which should be a Support or a bool. source: the function's name"""
     if isinstance(answer, Support):
         return answer
     if isinstance(answer, bool):

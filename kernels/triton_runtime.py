@@ -34,8 +34,7 @@ CPU = Target("cpu", "cpu", 64)
 
 
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
-    """Triton's options of a launch, by its names. instruction: rows of AMD's matrix instruction, 0 for other
-    vendors"""
+    """Triton's options of a launch. instruction: rows of AMD's matrix instruction, 0 for other vendors"""
     common = {"num_warps": warps, "num_stages": stages}
     return {**common, "matrix_instr_nonkdim": instruction} if instruction else common
 
@@ -112,16 +111,12 @@ class ConfiguredPrepared(Prepared):
         """The tensor that the kernels write: `out`, or one from which `call` rounds `out`."""
 
     def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor that a kernel has to write in place of `narrow`.
-
-        On a GPU it is `narrow` itself. The interpreter truncates to a narrow dtype where it should round, so
-        there it is an fp32 tensor of the same shape, from which the caller rounds to `narrow` afterwards.
-        """
+        """The tensor that a kernel writes in place of `narrow`: on a GPU `narrow` itself. The interpreter
+        truncates where it should round, so it writes fp32, from which the caller rounds to `narrow`."""
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
 
     def readable(self, codes: torch.Tensor) -> torch.Tensor:
-        """Returns FP8 operands as the kernel reads them: in the interpreter, which has no e4m3fnuz, a view of
-        such operands as uint8 (see kernels.fp8_jit.widen)."""
+        """FP8 operands as the kernel reads them: e4m3fnuz as uint8 in the interpreter (kernels.fp8_jit)."""
         if self.interpreted and codes.dtype == torch.float8_e4m3fnuz:
             return codes.view(torch.uint8)
         return codes

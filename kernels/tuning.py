@@ -47,8 +47,7 @@ class Target:
     units: int
     """How many compute units (CUs, SMs) it has."""
     device: str = ""
-    """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`; empty for any device of the
-    architecture."""
+    """The driver's name of it, such as `NVIDIA H200`; empty for any device of the architecture."""
     shared: float = math.inf
     """The most bytes of shared memory that a program may take; infinite if unknown."""
     triton: str = ""
@@ -84,8 +83,7 @@ class Tunable(Implementation):
         fit the device: compiling tells."""
 
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
-        """The configuration to use where no choice is stored that is right at these sizes: by default the
-        first one."""
+        """What to use where no stored choice is right at these sizes: by default the first configuration."""
         return next(iter(self.configurations(target, sizes)))
 
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
@@ -99,12 +97,10 @@ class Tunable(Implementation):
         return other
 
     def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
-        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one.
-        Raises StoredError."""
+        """The configuration for these sizes: forced, stored or by rule, in this order. Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        nearest_first = self.stored(target, sizes)
-        if nearest_first:
+        if nearest_first := self.stored(target, sizes):
             return nearest_first[0]
         by_rule = f"by rule: none of the stored fits {target.arch} here"
         return Choice(self.heuristic(target, sizes), by_rule)
@@ -113,7 +109,7 @@ class Tunable(Implementation):
         """The stored choices for targets of this kind whose configurations are right at these sizes, the
         nearest first (see `StoredChoice.distance_to`). Raises StoredError."""
         choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
-        if not choices:
+        if not choices:  # the configurations of some rows take long to list
             return []
         features = self.features(sizes)
         choices.sort(key=lambda choice: choice.distance_to(features, target))
@@ -160,8 +156,7 @@ class StoredChoice:
     """The configuration as `words` writes it."""
 
     def distance_to(self, features: Mapping[str, float | str], target: Target) -> float:
-        """How far it is from a case with these features on the target: the `distance` of the cases, and that
-        of the devices."""
+        """How far it is from a case on the target: the `distance` of the cases and that of the devices."""
         total = distance(features, self.features)
         if self.arch != target.arch:
             total += OTHER_ARCH
@@ -196,10 +191,7 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
 
 
 def own_folder(setting: str) -> Path:
-    """The folder that KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist.
-
-    setting: the value of the variable
-    """
+    """The folder that a value of KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist."""
     if not Path(setting).is_dir():
         raise StoredError(f"{OWN} names {setting}, which is not a folder")
     return Path(setting)

@@ -67,8 +67,7 @@ class Vendor(Implementation):
         return {self.library or self.provider: self.since, **self.others_since}
 
     def recent(self, platform: Platform) -> Support:
-        """Whether the installed versions of its libraries have what this row uses. A version that is unknown
-        or cannot be read counts as recent."""
+        """Whether the installed libraries have what this row uses. An unreadable version counts as recent."""
         for library, first in self.first_versions.items():
             if platform.here and is_older(version(library) or "", first):
                 return Support(False, f"needs {library} {first} or later; this is {version(library)}")
@@ -95,14 +94,12 @@ def is_older(version: str, first: str) -> bool:
 
 
 def releases_read(library: str) -> list[str]:
-    """The releases of a library whose source was read when the rows' calls were written: the newest one of
-    each series of versions."""
+    """The newest release of each series of a library whose source was read for the calls of rows."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest release of the version's series that was read, where the version is newer than that. Empty
-    otherwise, and where the version cannot be read."""
+    """The newest release that was read of a version's series, if it is older than the version; else empty."""
     try:
         installed = Version(version)
     except InvalidVersion:
@@ -136,8 +133,7 @@ class Cudnn(Vendor):
 
 
 class DeepGemm(Vendor):
-    """DeepGEMM. It compiles for sm_103 as for sm_100 (csrc/jit/device_runtime.hpp of version 2.6.1,
-    get_arch).
+    """DeepGEMM. It compiles for sm_103 as for sm_100 (csrc/jit/device_runtime.hpp of 2.6.1, get_arch).
 
     Each release of the wheel sgl-deep-gemm is built for one version of torch, which its metadata does not
     name. Under torch 2.11.0+cu130, 0.1.4.post1 loads; 0.2.3.post2 and 0.2.5 do not, as they need a symbol of
@@ -152,8 +148,7 @@ class DeepGemm(Vendor):
 
 
 def takes_scales(case: Case, platform: Platform) -> Support:
-    """Whether DeepGEMM's products take the case's kind of block scales. On Blackwell they take only powers of
-    two, elsewhere both kinds."""
+    """Whether DeepGEMM takes the case's block scales: on Blackwell only powers of two, elsewhere all."""
     scales = case.sizes.get("scales", "ue8m0")
     return need(
         native_scales(platform.arch) in ("fp32", scales),
@@ -211,8 +206,7 @@ def extend_attention(when: str = "") -> Function:
 
 
 class TileLang(Vendor):
-    """The suite's own kernels in TileLang's language, which it compiles for the device when they are first
-    prepared.
+    """The suite's own kernels in TileLang, compiled for the device when they are first prepared.
 
     Both engines require 0.1.12, and its compiler lowers all of them (tests/kernels/test_tilelang.py).
     Importing it beside apache-tvm-ffi 0.1.12 or later, which its metadata excludes, ends the process.
@@ -250,11 +244,8 @@ class TileLang(Vendor):
     @staticmethod
     @functools.cache
     def compiled(module: str, source: str, *constants: Hashable) -> VendorFunction:
-        """Compiles a TileLang program into a kernel. Raises Unsupported or BindingError.
-
-        module:    the dotted name of a module of TileLang programs
-        source:    the name of a function in it, which returns the program for these constants
-        """
+        """Compiles a TileLang program into a kernel. The function `source` of a module, both given by name,
+        returns the program for these constants. Raises Unsupported or BindingError."""
         TileLang.COMPILE.at()  # raises where TileLang is missing, before the module imports it
         program = getattr(importlib.import_module(module), source)(*constants)
         return TileLang.COMPILE.bind(func=program)()
@@ -287,17 +278,12 @@ class FlashAttentionOfSglang(Vendor):
 
 _ISAS = "SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI AVX512_CORE_BF16"
 ONEDNN_ISAS = _ISAS.split()
-"""Values of ONEDNN_MAX_CPU_ISA, which limits oneDNN, up to what its bf16 brgemm needs (oneDNN's guide, CPU
-dispatcher control)."""
+"""Values of ONEDNN_MAX_CPU_ISA (oneDNN's guide, CPU dispatcher control), up to what bf16 brgemm needs."""
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use an instruction set. isa: one of ONEDNN_ISAS; empty:
-    none is needed
-
-    oneDNN takes values in upper or lower case, reads the older variable, DNNL_MAX_CPU_ISA, where the newer
-    one is not set, and ignores unknown values.
-    """
+    """Whether this process's environment lets oneDNN use an instruction set. isa: of ONEDNN_ISAS, or empty
+    oneDNN ignores case and unknown values, and reads DNNL_MAX_CPU_ISA where the newer variable is not set."""
     if not isa:
         return Support(True)
     too_low = ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]
@@ -334,8 +320,7 @@ class VllmCpu(Vllm):
         return support
 
     def require(self) -> None:
-        # `available` asks the same in another process. A variable that is under test is set in this one
-        # alone.
+        # `available` asks the same in another process. Only this one has a variable that is under test.
         allowed = onednn_may_use(self.onednn_isa)
         if not allowed.ok:
             raise Unsupported(allowed.reason)

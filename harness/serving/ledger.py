@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
-from rich.console import Group, RenderableType
 
 from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
-from harness.paths import RESULTS, command
-from harness.report.fitting_table import table_of
-from harness.report.notes import Notes, noted
-from harness.report.terminal import COMMAND, whole_line
-from harness.report.text import grouped, ranged, significant
+from harness.paths import RESULTS
+from harness.report.text import ranged
 from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
@@ -50,8 +44,8 @@ CONFIDENCE = 0.9
 RELEASE = re.compile(r"\d+(?:\.\d+)+")
 """The release at the beginning of a version. What follows distinguishes builds of it."""
 METRICS: dict[str, tuple[str, ...]] = {name: (name, "mean") for name in ("tpot", "itl", "ttft", "e2e")}
-METRICS |= {"output_throughput": ("throughput", "total", "output")}
-"""Quantities of a prediction: the metric's name, statistic and kind of tokens."""
+METRICS["output_throughput"] = ("throughput", "total", "output")
+"""From each quantity that a client measures to the name, statistic and kind of tokens of its metric."""
 
 
 class LedgerRecord(StrictRecord):
@@ -92,7 +86,7 @@ class KernelChange(LedgerRecord):
 class Prediction(LedgerRecord):
     """A predicted change of a quantity.
 
-    of:            the one change that it is for, if it is not for all changes of its row
+    of:            the one change that it is for (for an A/B, the arm); empty: all changes of its row
     low, high:     90 % interval of `change`; for a bound one of them is None
     before, after: None if only the difference or a bound is known
     """
@@ -237,7 +231,8 @@ def rows(entries: Sequence[Entry], ledger: str = "") -> list[LedgerRow]:
         if isinstance(entry, ChangeEntry):
             update: dict[str, object] = {"changes": entry.changes, "setting": entry.setting}
         else:
-            update = {f"{entry.kind}s": (*getattr(row, f"{entry.kind}s"), entry)}
+            field = f"{entry.kind}s"  # predictions, observations or explanations
+            update = {field: (*getattr(row, field), entry)}
         by_id[entry.row] = row.model_copy(update=update)
     return list(by_id.values())
 
@@ -277,36 +272,48 @@ def observe(
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
     if row_id not in known:
         raise UsageError(f"{ledger} has no row {row_id!r}; rows: {', '.join(known) or 'none'}")
-    setting = known[row_id].setting
-    sides = [[identity.with_engine(run, engine) for name in names for run in load(name)]
-             for names in (before, after)]  # fmt: skip
-    if len(sides[0]) != len(sides[1]):
-        raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
-    every = beside_each_other([*sides[0], *sides[1]])
-    wrong = {run.id: f.message for run in every for f in reversed(run.findings) if f.severity == "wrong"}
-    if wrong:
-        first = next(iter(wrong.values()))
-        raise UsageError(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {first}")
-    if twice := [f.message for run in every for f in run.findings if f.rule == "repeated"]:
-        raise UsageError(f"{twice[0]}; a run counts once")
-    for run in every:
-        if unlike := identity.differences(setting, run, assumed):
-            hint = "" if all(each.is_known for each in unlike) else "; --assume NAME takes it to be alike"
+    row = known[row_id]
+    runs_before = [identity.with_engine(run, engine) for name in before for run in load(name)]
+    runs_after = [identity.with_engine(run, engine) for name in after for run in load(name)]
+    count = len(runs_before)
+    if count != len(runs_after):
+        raise UsageError(f"{count} runs before and {len(runs_after)} after: pairs are wanted")
+    runs = beside_each_other([*runs_before, *runs_after])
+    _require_right_numbers(runs)
+    for run in runs:
+        if unlike := identity.differences(row.setting, run, assumed):
+            hint = "" if all(field.is_known for field in unlike) else "; --assume NAME takes it to be alike"
             raise UsageError(f"{run.id} is no run of this row: {identity.text(unlike)}{hint}")
-    unsaid = {each.name for run in every for each in identity.differences(setting, run)}
-    pairs = list(zip(every[: len(sides[0])], every[len(sides[0]) :], strict=True))
-    texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
-    predicted = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
-    seen = [observation(quantity, pairs) for quantity in predicted if quantity in METRICS]
-    observed = [entry.observation for entry in known[row_id].observations]
-    earlier = {each for one in observed for each in one.digests or one.runs}  # of older ones the runs
-    if again := [run.id for run in every if {_digest(run), run.source} & earlier]:
+    unsaid = {field.name for run in runs for field in identity.differences(row.setting, run)}
+    taken_alike = tuple(name for name in identity.FIELDS if name in unsaid)
+    pairs = list(zip(runs[:count], runs[count:], strict=True))
+    explanations = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
+    predicted = dict.fromkeys(entry.prediction.quantity for entry in row.predictions)
+    entries = []
+    for quantity in predicted:
+        if quantity in METRICS and (seen := observation(quantity, pairs)):
+            seen = seen.model_copy(update={"assumed": taken_alike})
+            entries.append(ObservationEntry(row=row_id, observation=seen))
+    earlier: set[str] = set()
+    for entry in row.observations:  # older ones have no digests
+        earlier.update(entry.observation.digests or entry.observation.runs)
+    if again := [run.id for run in runs if _digest(run) in earlier or run.source in earlier]:
         raise UsageError(f"row {row_id} of {ledger} has {', '.join(again)} already; a run counts once")
-    taken = {"assumed": tuple(name for name in identity.FIELDS if name in unsaid)}
-    entries = [ObservationEntry(row=row_id, observation=one.model_copy(update=taken)) for one in seen if one]
     if not entries:
         raise UsageError(f"none of {', '.join(predicted)} is in all of these runs")
-    append(ledger, *entries, *(ExplanationEntry(row=row_id, text=text) for text in texts if text))
+    append(ledger, *entries, *(ExplanationEntry(row=row_id, text=text) for text in explanations if text))
+
+
+def _require_right_numbers(runs: Sequence[ServingRun]) -> None:
+    """Raises UsageError if `serving load` finds a run wrong, or the same as another."""
+    wrong = [[finding for finding in run.findings if finding.severity == "wrong"] for run in runs]
+    if messages := [findings[0].message for findings in wrong if findings]:
+        raise UsageError(
+            f"`serving load` finds numbers of {len(messages)} of these runs wrong: {messages[0]}"
+        )
+    for finding in [finding for run in runs for finding in run.findings]:
+        if finding.rule == "repeated":
+            raise UsageError(f"{finding.message}; a run counts once")
 
 
 def _digest(run: ServingRun) -> str:
@@ -317,24 +324,26 @@ def _digest(run: ServingRun) -> str:
 def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
     """What differs between a run before and one after, and what `serving load` suspects of them. Raises
     UsageError if they differ in a known field of the identity, except builds of one release."""
-    for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
-        releases = {release[0] for value in (each.row, each.run) if (release := RELEASE.match(value))}
-        if each.is_known and (each.name != "version" or len(releases) > 1):
+    for field in identity.unlike(identity.of_run(before), identity.of_run(after)):
+        releases = {release[0] for value in (field.row, field.run) if (release := RELEASE.match(value))}
+        are_builds = field.name == "version" and len(releases) <= 1
+        if field.is_known and not are_builds:
             raise UsageError(
-                f"{before.id} and {after.id} differ in more than the row's change: {each.name} {each.row} "
-                f"before, {each.run} after"
+                f"{before.id} and {after.id} differ in more than the row's change: {field.name} {field.row} "
+                f"before, {field.run} after"
             )
-        if each.row or each.run:
-            yield f"{each.name}: {each.row or 'unknown'} before, {each.run or 'unknown'} after"
+        if field.row or field.run:
+            yield f"{field.name}: {field.row or 'unknown'} before, {field.run or 'unknown'} after"
     yield from (f"before against after: {line}" for line in beside(before, after))
-    for run in (before, after):
-        yield from (f"suspect: {each.message}" for each in run.findings if each.severity == "suspect")
+    for finding in (*before.findings, *after.findings):
+        if finding.severity == "suspect":
+            yield f"suspect: {finding.message}"
 
 
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
     """The mean difference of the pairs, over the whole instance, with its t-interval; None if a run lacks the
     metric. Raises UsageError if a pair's numbers are of two kinds or of an unknown number of GPUs."""
-    values = []
+    values = []  # of each pair: before, after
     for pair in pairs:
         sides = [Quantity(run, metric) for run in pair if (metric := run.metric(*METRICS[quantity]))]
         if len(sides) < 2:
@@ -348,14 +357,17 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         if before is None or after is None:
             raise UsageError(f"{where}: it is not known of how many GPUs they are")
         values.append((before, after))
-    means = [statistics.fmean(side) for side in zip(*values, strict=True)]
-    change = means[1] - means[0]
-    half = mean_half_width([after - before for before, after in values], CONFIDENCE)
-    low, high = (change - half, change + half) if math.isfinite(half) else (None, None)  # one pair
+    mean_before = statistics.fmean(before for before, _ in values)
+    mean_after = statistics.fmean(after for _, after in values)
+    change = mean_after - mean_before
+    half_width = mean_half_width([after - before for before, after in values], CONFIDENCE)
+    has_interval = math.isfinite(half_width)  # one pair has none
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit="tok/s" if quantity == "output_throughput" else "ms",
-        before=means[0], after=means[1], change=change, low=low, high=high, pairs=len(pairs),
+        before=mean_before, after=mean_after, change=change, pairs=len(pairs),
+        low=change - half_width if has_interval else None,
+        high=change + half_width if has_interval else None,
         runs=tuple(run.source for pair in pairs for run in pair),
         digests=tuple(_digest(run) for pair in pairs for run in pair),
     )  # fmt: skip
@@ -364,16 +376,6 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
 TOLERANCE = 0.15  # relative to the observed change, if neither side has an interval
 MOST_OFF = 3.0  # relative to it, too: beyond it the observed change is near 0
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
-WORDS: Notes = [
-    ("explained", "the 90 % intervals of prediction and observation meet; where neither has one, they differ "
-     f"by at most {100 * TOLERANCE:.0f} % of the observed change"),
-    ("not resolved", "the interval of the observation holds 0, or it is of one pair and has none"),
-    ("off by", "predicted less observed change, as a part of the observed one; in its unit where that is "
-     f"over {100 * MOST_OFF:.0f} %, as the observed change is near 0"),
-    ("blind", "the prediction was written before the observation"),
-    ("bound", "the most that one change alone can give"),
-    ("x before", "only the ratio of after to before was published"),
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -391,8 +393,8 @@ class LedgerLine:
     @property
     def kind(self) -> tuple[str, str]:
         """Quantity and unit."""
-        of = self.prediction or self.observation
-        return (of.quantity, of.unit) if of else ("", "")
+        entry = self.prediction or self.observation
+        return (entry.quantity, entry.unit) if entry else ("", "")
 
     @property
     def method(self) -> str:
@@ -421,7 +423,7 @@ class LedgerLine:
 
     @property
     def verdict(self) -> str:
-        """Whether the prediction explains the observation: one of WORDS, or NOT_OBSERVED or NOT_PREDICTED."""
+        """Whether the prediction explains the observation, in the words that `serving ledger` explains."""
         predicted, seen = self.prediction, self.observation
         if predicted is None or seen is None:
             return NOT_OBSERVED if seen is None else NOT_PREDICTED
@@ -438,10 +440,14 @@ class LedgerLine:
         return "explained" if low <= seen_high and seen_low <= high else "missed"
 
 
-def _interval(of: Prediction | Observation) -> tuple[float, float]:
+def _interval(entry: Prediction | Observation) -> tuple[float, float]:
     """The ends of the 90 % interval. Without one both are the change itself; an open end is infinite."""
-    ends = (-math.inf, math.inf) if of.change is None else (of.change, of.change)
-    return (ends[0] if of.low is None else of.low), (ends[1] if of.high is None else of.high)
+    low, high = entry.low, entry.high
+    if low is None:
+        low = -math.inf if entry.change is None else entry.change
+    if high is None:
+        high = math.inf if entry.change is None else entry.change
+    return low, high
 
 
 def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
@@ -450,97 +456,26 @@ def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
     lines: list[LedgerLine] = []
     for seen in row.observations:
         alone = LedgerLine(row.id, None, seen.observation)
-        same = [(line, at) for line, at in predicted if line.kind == alone.kind]
-        lines += [replace(line, observation=seen.observation, blind="" < at < seen.at) for line, at in same]
-        lines += [] if same else [alone]
-    known = {line.kind for line in lines}
-    return lines + [line for line, _ in predicted if line.kind not in known]
-
-
-def as_json(rows: Sequence[LedgerRow]) -> str:
-    lines = [
-        {"row": line.row, "quantity": line.kind[0], "unit": line.kind[1], "method": line.method,
-         "off": line.off, "verdict": line.verdict, "blind": line.blind}
-        for row in rows for line in ledger_lines(row)
-    ]  # fmt: skip
-    document = {"rows": [row.model_dump() for row in rows], "lines": lines}
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
-    """How many predictions of each method held; then the rows of each ledger, or only their number."""
-    by_ledger = grouped(rows, lambda row: row.ledger)
-    parts: list[RenderableType] = [_summary([line for row in rows for line in ledger_lines(row)]), ""]
-    for ledger, own in by_ledger.items() if each else ():
-        parts += [ledger, ""]
-        for row in own:
-            changes = ", ".join(map(_change, row.changes))
-            parts += [f"{row.id}: {changes}", table_of([*_cells(row)]), ""]
-        for text, ids in explanations(own).items():
-            others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-            parts += [f"{ids[0]}{others}: {text}", ""]
-    if not each:
-        parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
-        one = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
-        parts += ["the rows of one:", whole_line(COMMAND + one), ""]
-    return Group(*parts, noted(WORDS if each else WORDS[:3]))
+        of_its_kind = [(line.prediction, at) for line, at in predicted if line.kind == alone.kind]
+        for prediction, at in of_its_kind:
+            is_blind = bool(at) and at < seen.at
+            lines.append(LedgerLine(row.id, prediction, seen.observation, is_blind))
+        if not of_its_kind:
+            lines.append(alone)
+    observed = {line.kind for line in lines}
+    return lines + [line for line, _ in predicted if line.kind not in observed]
 
 
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     """Each text once, with the names of its rows."""
-    texts: dict[str, dict[str, None]] = {}
+    by_text: dict[str, list[str]] = {}
     for row in rows:
-        for one in row.explanations:
-            evidence = f" (shown by {', '.join(one.evidence)})" if one.evidence else ""
-            texts.setdefault(one.text + evidence, {})[row.id] = None
-        for assumed in filter(None, (", ".join(entry.observation.assumed) for entry in row.observations)):
-            texts.setdefault(f"taken to be alike without being said: {assumed}", {})[row.id] = None
-    return {text: list(ids) for text, ids in texts.items()}
-
-
-def _summary(lines: Sequence[LedgerLine]) -> RenderableType:
-    """For each method: how many of each verdict, and how far off it was if the change is resolved."""
-    judged = [line for line in lines if line.prediction and line.observation]
-    if not judged:
-        return "no prediction has an observation yet"
-    verdicts, rows = dict.fromkeys(line.verdict for line in judged), []
-    for method, own in grouped(judged, lambda line: line.method).items():
-        counts = Counter(line.verdict for line in own)
-        off = [abs(line.off) for line in own if line.off is not None and line.verdict != "not resolved"]
-        far = {f"off by, {name}": f"{100 * of(off):.0f} %" if off else ""
-               for name, of in (("median", statistics.median), ("most", max))}  # fmt: skip
-        rows.append({"method": method, **{verdict: counts[verdict] or "" for verdict in verdicts}, **far})
-    return table_of(rows)
-
-
-def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
-    """Each observation, and below it the predictions of its quantity."""
-
-    def cells(*of: str) -> dict[str, str]:
-        names = ("quantity", "method", "change", "verdict", "off by", "before and after")
-        return dict(zip(names, of, strict=True))
-
-    lines, above = ledger_lines(row), None
-    if not lines:
-        yield cells("neither predicted nor observed yet", "", "", "", "", "")
-    for line in lines:
-        seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
-        if seen and seen is not above:
-            sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(unit)}"
-            yield cells(quantity, "observed", _value(seen), "" if predicted else line.verdict, "", sides)
-        if predicted:
-            method = line.method + (f": {predicted.of} alone" if predicted.of else "")
-            told = line.verdict + (", blind" if line.blind else "")
-            yield cells("" if seen else quantity, method, _value(predicted), told, line.off_text, "")
-        above = seen
-
-
-def _change(change: KernelChange) -> str:
-    by = "" if change.factor is None else f"{change.factor:g}x"
-    by = by if change.saved_us is None else f"saves {change.saved_us:g} us a call"
-    return " ".join(filter(None, [change.op, change.part, by]))
-
-
-def _value(of: Prediction | Observation) -> str:
-    """`-8 ms (-9 to -7)`"""
-    return ranged(of.change, of.low, of.high, "+.3g", f" {unit_text(of.unit)}")
+        texts = []
+        for entry in row.explanations:
+            texts.append(entry.text + (f" (shown by {', '.join(entry.evidence)})" if entry.evidence else ""))
+        for observed in row.observations:
+            if assumed := ", ".join(observed.observation.assumed):
+                texts.append(f"taken to be alike without being said: {assumed}")
+        for text in dict.fromkeys(texts):
+            by_text.setdefault(text, []).append(row.id)
+    return by_text

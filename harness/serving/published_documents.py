@@ -11,7 +11,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -22,7 +22,7 @@ from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, S
 
 FOLDER = PUBLISHED / "serving"
 WIDTH = 110
-Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
+Text = Annotated[str, BeforeValidator(lambda text: "\n".join(text) if isinstance(text, list) else text)]
 """A text of several lines; in a file it may be a list of them."""
 
 
@@ -58,7 +58,8 @@ class Role(StrictRecord):
 
 
 class Configuration(StrictRecord):
-    """What a document ran. The texts are verbatim; `mends` and `settings` are ours.
+    """What a document ran. Its texts are the document's, word for word; `mends` and `settings` are this
+    project's.
 
     environments:           names in harness/catalogue/recipes.json, by role, which is empty for one server
     environment:            what these have in common; filled in when it is loaded
@@ -103,9 +104,8 @@ class Configuration(StrictRecord):
     @property
     def serving(self) -> str:
         """The command that starts the server, from wherever the document has it; empty with manifests."""
-        if self.server:
-            return self.server
-        return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
+        after_image = self.docker.partition(self.image)[2] if self.image else ""
+        return self.server or commands_of(self.task_file) or after_image
 
 
 class PublishedDocument(StrictRecord):
@@ -130,30 +130,33 @@ def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
 
 def configurations() -> dict[str, Configuration]:
     """All documents' configurations, by name."""
-    return {one.name: one for document in documents() for one in document.configurations}
+    return {setup.name: setup for document in documents() for setup in document.configurations}
 
 
 def _document(path: Path) -> PublishedDocument:
     raw = published.read(path)
-    made = [_configuration(one | {"document": raw["id"]}) for one in raw.get("configurations", ())]
-    shared: dict[str, JsonObject] = {"": {}, **{one.name: _of_runs(one) for one in made}}
+    setups = [_configuration(setup | {"document": raw["id"]}) for setup in raw.get("configurations", ())]
+    shared: dict[str, JsonObject] = {"": {}}  # the fields that a run takes from its configuration, by name
+    shared |= {setup.name: _of_runs(setup) for setup in setups}
     runs = [ServingRun(**shared[run.get("configuration", "")] | run) for run in raw.get("runs", ())]
-    return PublishedDocument(**raw | {"configurations": tuple(made), "runs": tuple(runs)})
+    return PublishedDocument(**raw | {"configurations": tuple(setups), "runs": tuple(runs)})
 
 
 def _configuration(raw: JsonObject) -> Configuration:
-    one = Configuration(**raw)
-    by_role = [recipes.find(name).environment for name in one.environments.values()]
-    first = by_role[0] if by_role else {}
-    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role)}
-    return one.model_copy(update={"environment": common, "flags": one.flags or flags_of(one.serving)})
+    """A configuration, with what its environments have in common, and with flags."""
+    setup = Configuration(**raw)
+    environments = [recipes.find(name).environment for name in setup.environments.values()]
+    common = dict(environments[0]) if environments else {}
+    for environment in environments:
+        common = {name: value for name, value in common.items() if environment.get(name) == value}
+    return setup.model_copy(update={"environment": common, "flags": setup.flags or flags_of(setup.serving)})
 
 
-def _of_runs(one: Configuration) -> JsonObject:
+def _of_runs(setup: Configuration) -> JsonObject:
     """The fields that runs of a configuration take from it."""
     names = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode", "parallelism")
-    flags = [f"{name}: {flag}" for name, role in one.roles.items() for flag in role.flags]
-    return {name: getattr(one, name) for name in names} | {"flags": (*one.flags, *dict.fromkeys(flags))}
+    flags = [f"{name}: {flag}" for name, role in setup.roles.items() for flag in role.flags]
+    return {name: getattr(setup, name) for name in names} | {"flags": (*setup.flags, *dict.fromkeys(flags))}
 
 
 def flags_of(command: str) -> tuple[str, ...]:
@@ -182,78 +185,91 @@ def commands_of(task: str) -> str:
 
 
 # Recipes: the texts of a configuration as a shell script, ready for a user's own machine. A text stays as the
-# document has it, except for the configuration's `mends`, each of which is told above its text.
+# document has it, except for the configuration's `mends`, each of which is named above its text.
 
 
-def script(of: Configuration, gone: Mapping[str, str]) -> str:
-    """The texts that the document gives, in the order in which they are used, as a shell script. gone: from
-    flags and variables that current engines no longer have to what replaces them; texts with them say so"""
-    about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
-    heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
-               f"document: {of.document}, {of.where}", f"image: {of.image}",
-               "Verbatim from the document but for what is marked `mended`.")  # fmt: skip
-    lines = _comments([*heading, *of.notes, *filter(None, about)])
-    lines += [""] if of.settings else []
-    lines += [f'{each.name}="{each.value}"  # set it: {each.says}' for each in of.settings]
-    task = f"{of.name}.dstack.yml"
-    where = "with kubectl and helm" if of.manifests else "in the container"
-    where = "without dstack, in a container of the image" if of.task_file else where
-    texts = [
-        ("docker", "on the host", of.docker, ""),
-        ("task", f"for dstack: dstack apply -f {task}", of.task_file, task),
-        *(("manifests", file, text, file) for file, text in of.manifests.items()),
-        ("server", where, of.serving if of.task_file else of.server, ""),
-        ("client", "beside the server", of.client, ""),
-    ]  # fmt: skip
+def script(setup: Configuration, gone: Mapping[str, str]) -> str:
+    """The texts that the document gives, in the order in which they are used, as a shell script.
+
+    gone: from flags and variables that current engines no longer have to what replaces them (or an empty
+          text); a comment above a text names those that are in it
+    """
+    heading = [
+        f"{setup.name}: {setup.gpus} x {setup.hardware}, {setup.engine} {setup.version}".rstrip(),
+        f"document: {setup.document}, {setup.where}",
+        f"image: {setup.image}",
+        "Verbatim from the document but for what is marked `mended`.",
+    ]
+    about = dict.fromkeys(recipes.find(name).note for name in setup.environments.values())
+    lines = _comments([*heading, *setup.notes, *(note for note in about if note)])
+    lines += [""] if setup.settings else []
+    lines += [f'{setting.name}="{setting.value}"  # set it: {setting.says}' for setting in setup.settings]
+    where = "with kubectl and helm" if setup.manifests else "in the container"
+    server = setup.server
+    if setup.task_file:
+        where, server = "without dstack, in a container of the image", setup.serving
+    task = f"{setup.name}.dstack.yml"
+    texts = [  # part, title, text, and the file that it is written to
+        ("docker", "on the host", setup.docker, ""),
+        ("task", f"for dstack: dstack apply -f {task}", setup.task_file, task),
+        *(("manifests", file, text, file) for file, text in setup.manifests.items()),
+        ("server", where, server, ""),
+        ("client", "beside the server", setup.client, ""),
+    ]
     for part, title, text, file in texts:
         if text:
-            lines += ["", f"# ==== {part}: {title}", *_section(of, part, text, file, gone)]
-    return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"
+            lines += ["", f"# ==== {part}: {title}", *_section(setup, part, text, file, gone)]
+    lines += ["", *_comments(f"not there, {what}" for what in missing(setup))]
+    return "\n".join(lines) + "\n"
 
 
-def _section(of: Configuration, part: str, text: str, file: str, gone: Mapping[str, str]) -> list[str]:
+def _section(setup: Configuration, part: str, text: str, file: str, gone: Mapping[str, str]) -> list[str]:
     """What a reader has to know of a text, as comments, and the text as mended: commands, or those that write
     it to a file, in which @NAME@ stands for the user's setting NAME."""
-    mended, notes = list[str](), list[str]()
-    if part == "client" and of.client_source:
-        notes.append(f"the commands are from {of.client_source}")
-    for mend in of.mends:
-        if mend.part in (part, file):
-            text = text if mend.new is None else text.replace(mend.old, mend.new)
-            (notes if mend.new is None else mended).append(mend.why)
-    if part == ("server" if of.server or of.task_file else "docker"):
-        notes += _variables(of)
+    mended: list[str] = []
+    notes: list[str] = []
+    if part == "client" and setup.client_source:
+        notes.append(f"note: the commands are from {setup.client_source}")
+    for mend in setup.mends:
+        if mend.part not in (part, file):
+            continue
+        if mend.new is None:
+            notes.append(f"note: {mend.why}")
+        else:
+            mended.append(f"mended: {mend.why}")
+            text = text.replace(mend.old, mend.new)
+    if part == ("server" if setup.server or setup.task_file else "docker"):
+        notes += [f"note: {note}" for note in _variables(setup)]
     exports = []  # a dstack task's environment, if its commands are given without it
-    if part == "server" and of.task_file:
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
-    told = [f"mended: {why}" for why in mended] + [f"note: {why}" for why in notes]
+    if part == "server" and setup.task_file:
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in setup.environment.items()]
     for name in dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, text]))):
         if name in gone:
             today = f"; today {gone[name]}" if gone[name] else ""
-            told.append(f"no longer: today's engine has no {name}{today}")
+            notes.append(f"no longer: today's engine has no {name}{today}")
     if file:
-        filled = [each.name for each in of.settings if f"@{each.name}@" in text]
-        sed = " ".join(["sed", *(f'-e "s|@{name}@|${name}|g"' for name in filled)])
-        text = f"{sed if filled else 'cat'} > {file} <<'EOF'\n{text}\nEOF"
-    return [*_comments(told), *exports, text]
+        names = [setting.name for setting in setup.settings if f"@{setting.name}@" in text]
+        sed = " ".join(["sed", *(f'-e "s|@{name}@|${name}|g"' for name in names)])
+        text = f"{sed if names else 'cat'} > {file} <<'EOF'\n{text}\nEOF"
+    return [*_comments([*mended, *notes]), *exports, text]
 
 
-def missing(of: Configuration) -> Iterator[str]:
+def missing(setup: Configuration) -> Iterator[str]:
     """What the document does not give."""
-    if not of.docker and not of.manifests:
-        yield f"docker: the document gives no command; its image is {of.image}"
-    if not of.serving and not of.manifests:
+    if not setup.docker and not setup.manifests:
+        yield f"docker: the document gives no command; its image is {setup.image}"
+    if not setup.serving and not setup.manifests:
         yield "server: the document gives no command"
-    elif of.docker and not of.server:
+    elif setup.docker and not setup.server:
         yield "server: the docker command starts it"
-    if not of.client:
+    if not setup.client:
         yield "client: the document gives no command, so its figures cannot be repeated from it"
 
 
-def _variables(of: Configuration) -> list[str]:
-    """What is known of the environment's variables; those with the same note are together."""
+def _variables(setup: Configuration) -> list[str]:
+    """A text for each note on variables of the environments, with the names of its variables in front."""
     by_note: dict[str, dict[str, None]] = {}
-    for name in of.environments.values():
+    for name in setup.environments.values():
         for variable in recipes.find(name).variables:
             if variable.note and not variable.note.startswith("for "):  # such a note names only what reads it
                 by_note.setdefault(variable.note, {})[variable.name] = None
@@ -261,5 +277,7 @@ def _variables(of: Configuration) -> list[str]:
 
 
 def _comments(texts: Iterable[str]) -> list[str]:
-    how: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
-    return [line for text in texts for line in textwrap.wrap(text, WIDTH, break_long_words=False, **how)]
+    """The texts as comments of a shell script, at most WIDTH columns wide."""
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    wrapper.break_on_hyphens = wrapper.break_long_words = False
+    return [line for text in texts for line in wrapper.wrap(text)]

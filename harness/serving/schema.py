@@ -182,6 +182,46 @@ class ServingRun(StrictRecord):
         metric = self.metric(name, statistic, tokens, scope)
         return metric.value if metric else None
 
+    def reported_ms(self, name: str, statistic: str = "mean") -> float | None:
+        """A latency in ms as the client reported it, and not as it follows from others."""
+        reported = (metric for metric in self.metrics if not metric.derived)
+        metric = first(reported, name=name, statistic=statistic, unit="ms")
+        return metric.value if metric else None
+
+    def whole_throughput(self, metric: Metric | None) -> float | None:
+        """A throughput of the whole engine; None if its scope does not tell by what it was divided."""
+        if metric is None:
+            return None
+        counts = {"gpu": self.gpus, "node": self.nodes, "instance": 1, "cluster": 1}
+        counts |= {"prefill_gpu": self.parallelism.prefill_gpus, "decode_gpu": self.parallelism.decode_gpus}
+        count = counts.get(metric.scope)
+        return metric.value * count if count else None
+
+    @property
+    def mean_output_length(self) -> float | None:
+        """Mean output tokens of a request: as counted, else as asked for, else from the rates."""
+        if self.totals.output_tokens and self.totals.completed:
+            return self.totals.output_tokens / self.totals.completed
+        if self.workload.output_len is not None:
+            return self.workload.output_len
+        requests = self.metric("request_throughput")
+        if requests is None or requests.derived or not requests.value:
+            return None
+        tokens = self.value("throughput", "total", "output", requests.scope)
+        return None if tokens is None else tokens / requests.value
+
+    @property
+    def has_equal_lengths(self) -> bool:
+        """Whether all requests had the same output length: by their list, or because the mean is exactly the
+        whole number that was asked for, which different lengths give only by chance."""
+        lengths, totals, requested = self.samples.output_lens, self.totals, self.workload.output_len or 0
+        if lengths:
+            return min(lengths) == max(lengths)
+        if not totals.output_tokens or not totals.completed:
+            return False
+        is_whole = requested == int(requested)  # trtllm-bench reports the mean of its data set
+        return totals.completed == 1 or (is_whole and totals.output_tokens == totals.completed * requested)
+
     def option(self, *names: str) -> str:
         """The value, in small letters, of the first of these options of the server that is on. It is looked
         for among the server's flags, then in what the user had the client note (vLLM's --metadata)."""
@@ -194,31 +234,40 @@ class ServingRun(StrictRecord):
     @property
     def speculation(self) -> str:
         """`eagle`, `mtp`, `2.84 tokens a step` ...; `none`; empty: not said."""
-        said = self.option("speculative-algorithm", "speculative-config", *SPECULATION)
-        drafts = self.option("num-speculative-tokens")
-        said = said or (drafts and DRAFTED.format(drafts))
+        if named := self.option("speculative-algorithm", "speculative-config", *SPECULATION):
+            return named
+        if drafted := self.option("num-speculative-tokens"):
+            return DRAFTED.format(drafted)
         accepted = self.accept_length
-        if not said and accepted is not None and (accepted > 1 or not self.drafts):
-            return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"
-        if not said and (self.drafts or self._count("spec_decode_acceptance_rate") is not None):
+        if accepted is not None and accepted > 1:
+            return f"{accepted:.3g} tokens a step"
+        if accepted is not None and not self.drafts:
+            return "none"
+        if self.drafts or self._count("spec_decode_acceptance_rate") is not None:
             return DRAFTED.format(self.drafts or "some")
-        return said or ("none" if self.flags or any(key in self.extra for key in SPECULATION) else "")
+        is_said_off = self.flags or any(key in self.extra for key in SPECULATION)
+        return "none" if is_said_off else ""
 
     @property
     def drafts(self) -> int | None:
         """Draft tokens that a step verifies for each request; None: not said, or they form a tree."""
         if self.option("speculative-eagle-topk") not in ("", "1"):
             return None
-        tokens = self.option("speculative-num-draft-tokens")  # SGLang's, with the verified one
+        tokens = self.option("speculative-num-draft-tokens")
+        if tokens.isdigit():  # SGLang's, with the token that is verified with them
+            return int(tokens) - 1
         config = NUM_DRAFTS.search(self.option("speculative-config"))
-        said = [str(int(tokens) - 1) if tokens.isdigit() else "", config[1] if config else ""]
-        said += map(self.option, ("num-speculative-tokens", "speculative-num-steps"))
-        drafted, steps = map(self._count, ("spec_decode_draft_tokens", "spec_decode_num_drafts"))  # vLLM's
-        counted = round(drafted / steps) if drafted and steps else None
-        return next((int(word) for word in said if word.isdigit()), counted)
+        named = config[1] if config else ""
+        for number in (named, self.option("num-speculative-tokens"), self.option("speculative-num-steps")):
+            if number.isdigit():
+                return int(number)
+        drafted = self._count("spec_decode_draft_tokens")  # vLLM's counts
+        steps = self._count("spec_decode_num_drafts")
+        return round(drafted / steps) if drafted and steps else None
 
     def _count(self, key: str) -> float | None:
-        return float(value) if isinstance(value := self.extra.get(key), (int, float)) else None
+        value = self.extra.get(key)
+        return float(value) if isinstance(value, (int, float)) else None
 
     @property
     def accept_length(self) -> float | None:
@@ -226,17 +275,21 @@ class ServingRun(StrictRecord):
         of that name, TensorRT-LLM's `global_acceptance_rate` (the same), vLLM's counts, or the rate of
         accepted drafts in per cent."""
         length = self.value("accept_length", "mean")
-        keys = ("spec_decode_accepted_tokens", "spec_decode_num_drafts", "spec_decode_acceptance_rate")
-        taken, steps, rate = map(self._count, keys)
-        if length is None and taken is not None and steps:
-            return 1 + taken / steps
-        return 1 + self.drafts * rate / 100 if length is None and rate is not None and self.drafts else length
+        if length is not None:
+            return length
+        accepted, steps = self._count("spec_decode_accepted_tokens"), self._count("spec_decode_num_drafts")
+        if accepted is not None and steps:
+            return 1 + accepted / steps
+        rate = self._count("spec_decode_acceptance_rate")
+        return 1 + self.drafts * rate / 100 if rate is not None and self.drafts else None
 
 
-def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
+def first(metrics: Iterable[Metric], **fields: str) -> Metric | None:
     """The first metric with these values; an empty value matches any."""
-    given = {key: value for key, value in wanted.items() if value}
-    return next((m for m in metrics if all(getattr(m, key) == given[key] for key in given)), None)
+    for metric in metrics:
+        if all(value in ("", getattr(metric, key)) for key, value in fields.items()):
+            return metric
+    return None
 
 
 DRAFTED = "{} tokens drafted"

@@ -52,7 +52,7 @@ def raced_configs(
     files: dict[str, dict[str, dict[str, Any]]] = {}
     if isinstance(implementation, EngineTuned):
         table = tables[case.key]
-        baseline, origin, first = dict(table.now), table.origin, None
+        baseline, origin, first = dict(table.entry), table.origin, None
         neighbours = near_entries(table, implementation.tables.m_of(sizes))
         for name, entries in table.files.items():
             files[name] = {str(m): dict(entry) for m, entry in entries.items()}
@@ -126,7 +126,7 @@ def near_entries(table: EngineTable, m: int) -> list[EngineConfig]:
     for other_m in sorted(by_m, key=lambda other_m: abs(other_m - m)):
         with contextlib.suppress(TypeError):
             near[EngineConfig(**by_m[other_m])] = None
-    return [config for config in near if values(config) != table.now]
+    return [config for config in near if values(config) != table.entry]
 
 
 def ask_tables(

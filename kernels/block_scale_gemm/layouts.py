@@ -31,9 +31,7 @@ def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 def padded(operands: BlockScaleGemmOperands, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
     """a_q and a_scale with rows of zeros up to the multiple. The scales are column-major."""
-    a_q = padded_rows(operands.a_q, multiple)
-    a_scale = padded_rows(operands.a_scale, multiple)
-    return a_q, column_major(a_scale)
+    return padded_rows(operands.a_q, multiple), column_major(padded_rows(operands.a_scale, multiple))
 
 
 def rounded_up(size: int, multiple: int) -> int:
@@ -72,6 +70,5 @@ def product(
         inputs["a_q"] = a_q[:m]
     if a_scale is not None:
         inputs["a_scale"] = a_scale[:m]
-    if out is None:
-        return Prepared(operands, None, multiply, inputs=inputs, result=lambda returned: returned[:m])
-    return Prepared(operands, out, multiply, inputs=inputs)
+    result = (lambda returned: returned[:m]) if out is None else None
+    return Prepared(operands, out, multiply, inputs=inputs, result=result)

@@ -57,38 +57,38 @@ class Tile:
 
 Variant = Callable[[Tile], torch.Tensor]
 """Returns a tile of the output as a wrong kernel computes it, fp32 [rows, columns]."""
+Variants = Mapping[str, Variant]
 
 
-def b_of(o: Operands, columns: torch.Tensor) -> torch.Tensor:
+def b_of(operands: Operands, columns: torch.Tensor) -> torch.Tensor:
     """Columns of b before scaling, fp32 [columns, K]. An index past the end starts again at 0."""
-    return o.b_q.view(torch.uint8)[columns % len(o.b_q)].view(o.b_q.dtype).float()
+    return operands.b_q.view(torch.uint8)[columns % len(operands.b_q)].view(operands.b_q.dtype).float()
 
 
-def tile(o: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: torch.Tensor) -> Tile:
+def tile_of(
+    operands: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: torch.Tensor
+) -> Tile:
     """The tile of these rows and columns. In `core` a is FP8 already. In `with_quant` the quantiser makes it
     FP8; without one it stays bf16, with scales of 1."""
-    if o.a is None:
-        a = o.a_q.view(torch.uint8)[rows].view(o.a_q.dtype).float()
-        a_scale = o.a_scale[rows]
+    if operands.a is None:
+        a = operands.a_q.view(torch.uint8)[rows].view(operands.a_q.dtype).float()
+        a_scale = operands.a_scale[rows]
     elif quantiser:
-        all_values, all_scales = quantiser(o)
+        all_values, all_scales = quantiser(operands)
         a, a_scale = all_values[rows], all_scales[rows]
     else:
-        a, a_scale = o.a[rows].float(), o.b_scale.new_ones(len(rows), o.b_scale.shape[1])
-    return Tile(o, rows, columns, a, a_scale, b_of(o, columns), o.b_scale[columns // BLOCK])
+        a, a_scale = operands.a[rows].float(), operands.b_scale.new_ones(len(rows), operands.b_scale.shape[1])
+    return Tile(
+        operands, rows, columns, a, a_scale, b_of(operands, columns), operands.b_scale[columns // BLOCK]
+    )
 
 
 def multiply(
-    t: Tile,
-    terms: Callable[[Terms], Terms] = list,
-    *,
-    step: int = BLOCK,
-    round_step: Round = exact,
-    parts: int = 1,
-    round_part: Round = exact,
-    round_total: Round = exact,
+    tile: Tile, terms: Callable[[Terms], Terms] = list, *,
+    step: int = BLOCK, round_step: Round = exact,
+    parts: int = 1, round_part: Round = exact, round_total: Round = exact,
     round_operands: tuple[Round, Round] | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The tile's product, fp32 [rows, columns]; right by default.
 
     terms:          changes the products of the blocks of K before they are summed
@@ -99,16 +99,16 @@ def multiply(
                     rounds a, the second b; `step` then has no effect
     """
     products = []
-    for block, (a, b) in enumerate(zip(t.a.split(BLOCK, 1), t.b.split(BLOCK, 1), strict=True)):
-        a_scale, b_scale = t.a_scale[:, block, None], t.b_scale[:, block, None]
+    for block, (a, b) in enumerate(zip(tile.a.split(BLOCK, 1), tile.b.split(BLOCK, 1), strict=True)):
+        a_scale, b_scale = tile.a_scale[:, block, None], tile.b_scale[:, block, None]
         if round_operands:
             round_a, round_b = round_operands
             products.append(round_a(a * a_scale) @ round_b(b * b_scale).T)
-            continue
-        dot = a.new_zeros(len(a), len(b))
-        for a_step, b_step in zip(a.split(step, 1), b.split(step, 1), strict=True):
-            dot = round_step(dot + a_step @ b_step.T)
-        products.append(dot * (a_scale * b_scale.T))
+        else:
+            dot = a.new_zeros(len(a), len(b))
+            for a_step, b_step in zip(a.split(step, 1), b.split(step, 1), strict=True):
+                dot = round_step(dot + a_step @ b_step.T)
+            products.append(dot * (a_scale * b_scale.T))
     products = terms(products)
     blocks_of_part = math.ceil(len(products) / parts)
     total = torch.zeros_like(products[0])
@@ -120,12 +120,17 @@ def multiply(
 
 def gemm(terms: Callable[[Terms], Terms] = list, **options: Any) -> Variant:
     """The kernel that calls `multiply` with these options."""
-    return lambda t: multiply(t, terms, **options)
+    return lambda tile: multiply(tile, terms, **options)
 
 
-def reading(**changed: Callable[[Tile], Any]) -> Variant:
+def reading(**readers: Callable[[Tile], Any]) -> Variant:
     """The kernel that reads something else than a tile's a, b, a_scale or b_scale, by name."""
-    return lambda t: multiply(replace(t, **{name: changed_of(t) for name, changed_of in changed.items()}))
+    return lambda tile: multiply(replace(tile, **{name: read(tile) for name, read in readers.items()}))
+
+
+def changed(name: str, change: Round) -> Variant:
+    """The kernel that reads a tile's a, b, a_scale or b_scale changed in some way."""
+    return reading(**{name: lambda tile: change(getattr(tile, name))})
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +138,7 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantised(
-    o: Operands,
+    operands: Operands,
     *,
     block: int = BLOCK,
     amax: Round = largest,
@@ -149,50 +154,51 @@ def quantised(
     rounding: rounds to the FP8 of a dtype
     stored:   changes the scale that the product gets
     """
-    fmt = fp8_format(o.sizes.fp8)
+    fmt = fp8_format(operands.sizes.fp8)
     top = top or fmt.max
-    x = torch.nn.functional.pad(o.a.float(), (0, -o.a.shape[1] % block)).unflatten(1, (-1, block))
-    scale = block_scale(amax(x), replace(fmt, max=top), known_scales(o.sizes.scales))
+    k, k_blocks = operands.sizes.k, operands.sizes.k_blocks
+    x = torch.nn.functional.pad(operands.a.float(), (0, -k % block)).unflatten(1, (-1, block))
+    scale = block_scale(amax(x), replace(fmt, max=top), known_scales(operands.sizes.scales))
     q = rounding(fmt.dtype, (x / scale[..., None]).clamp(-top, top))
-    return q.flatten(1)[:, : o.a.shape[1]], stored(scale)[:, : o.b_scale.shape[1]]
+    return q.flatten(1)[:, :k], stored(scale)[:, :k_blocks]
 
 
 def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
     """The whole output is that of the variant."""
 
-    def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
+    def compute(operands: Operands, right: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(right.shape[0], device=right.device)
         columns = torch.arange(right.shape[1], device=right.device)
-        return variant(tile(o, quantiser, rows, columns)).to(right.dtype)
+        return variant(tile_of(operands, quantiser, rows, columns)).to(right.dtype)
 
     return compute
 
 
-def chosen_row(o: Operands) -> int:
+def chosen_row(operands: Operands) -> int:
     """A row whose values make mistakes in any block of K visible (see operands.py)."""
-    return 4 if o.sizes.m > 4 else 0
+    return 4 if operands.sizes.m > 4 else 0
 
 
 def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int | None = None) -> Compute:
     """The output is that of the variant in one row of the second block of 128 columns, or of the first block
     where there is no second. row: None for `chosen_row`"""
 
-    def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
-        wrong_row, n = chosen_row(o) if row is None else row, right.shape[1]
+    def compute(operands: Operands, right: torch.Tensor) -> torch.Tensor:
+        wrong_row, n = chosen_row(operands) if row is None else row, right.shape[1]
         first_column = BLOCK if n > BLOCK else 0
         rows = torch.tensor([wrong_row], device=right.device)
         columns = torch.arange(first_column, min(n, 2 * BLOCK), device=right.device)
-        right[wrong_row, columns] = variant(tile(o, quantiser, rows, columns))[0].to(right.dtype)
+        right[wrong_row, columns] = variant(tile_of(operands, quantiser, rows, columns))[0].to(right.dtype)
         return right
 
     return compute
 
 
-def transposed(t: Tile) -> torch.Tensor:
+def transposed(tile: Tile) -> torch.Tensor:
     """The scales of b that a kernel reads if it takes the other dimension of their table for contiguous."""
-    table = t.operands.b_scale
+    table = tile.operands.b_scale
     k = torch.arange(table.shape[1], device=table.device)
-    return table.flatten()[(t.columns[:, None] // BLOCK + k * len(table)) % table.numel()]
+    return table.flatten()[(tile.columns[:, None] // BLOCK + k * len(table)) % table.numel()]
 
 
 def middle_replaced(terms: Terms) -> Terms:
@@ -201,28 +207,25 @@ def middle_replaced(terms: Terms) -> Terms:
     return terms[:middle] + terms[middle - 1 :][:1] + terms[middle + 1 :]
 
 
+b_scales = partial(changed, "b_scale")
 NEXT_SCALE = "b's scales of the next block of K"
-IN_FP8: Mapping[str, Variant] = {
-    NEXT_SCALE: reading(b_scale=lambda t: t.b_scale.roll(-1, 1)),
+IN_FP8: Variants = {
+    NEXT_SCALE: b_scales(lambda s: s.roll(-1, 1)),
     "b's scales of the next block of N": reading(
-        b_scale=lambda t: t.operands.b_scale.roll(-1, 0)[t.columns // BLOCK]
+        b_scale=lambda tile: tile.operands.b_scale.roll(-1, 0)[tile.columns // BLOCK]
     ),
     "b's scales one column late": reading(
-        b_scale=lambda t: t.operands.b_scale[(t.columns - 1).clamp(min=0) // BLOCK]
+        b_scale=lambda tile: tile.operands.b_scale[(tile.columns - 1).clamp(min=0) // BLOCK]
     ),
     "b's scales transposed": reading(b_scale=transposed),
-    "b's scales left out": reading(b_scale=lambda t: torch.ones_like(t.b_scale)),
-    "b's scale of the first block of K in all": reading(
-        b_scale=lambda t: t.b_scale[:, :1].expand_as(t.b_scale)
+    "b's scales left out": b_scales(torch.ones_like),
+    "b's scale of the first block of K in all": b_scales(lambda s: s[:, :1].expand_as(s)),
+    "one scale for all of b": reading(
+        b_scale=lambda tile: tile.operands.b_scale.mean().expand_as(tile.b_scale)
     ),
-    "one scale for all of b": reading(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
-    "b's scales rounded down to powers of two": reading(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
-    "b's scale of the block before in the last block of K": reading(
-        b_scale=lambda t: put(t.b_scale, (..., -1), t.b_scale[:, -2])
-    ),
-    "b's scale of the second block in the first block of K": reading(
-        b_scale=lambda t: put(t.b_scale, (..., 0), t.b_scale[:, 1])
-    ),
+    "b's scales rounded down to powers of two": b_scales(lambda s: s.log2().floor().exp2()),
+    "b's scale of the block before in the last block of K": b_scales(lambda s: put(s, (..., -1), s[:, -2])),
+    "b's scale of the second block in the first block of K": b_scales(lambda s: put(s, (..., 0), s[:, 1])),
     "first block of K left out": gemm(lambda terms: terms[1:]),
     "last block of K left out": gemm(lambda terms: terms[:-1]),
     "last block of half of K left out": gemm(
@@ -236,68 +239,68 @@ IN_FP8: Mapping[str, Variant] = {
 }
 """What is wrong in calls that quantise their activations to FP8."""
 
-IN_OTHER_CALLS: Mapping[str, Variant] = {
+IN_OTHER_CALLS: Variants = {
     NEXT_SCALE: IN_FP8[NEXT_SCALE],
-    "b's scales in FP8": reading(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
+    "b's scales in FP8": b_scales(lambda s: fp8(E4M3, s * 128) / 128),
     "a block of K left out": gemm(lambda terms: terms[: len(terms) // 2] + terms[len(terms) // 2 + 1 :]),
 }
 """What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
 
-def padded_and_read_unpadded(t: Tile) -> torch.Tensor:
+def padded_and_read_unpadded(tile: Tile) -> torch.Tensor:
     """a's scales, where each column is padded to a multiple of four rows, as TMA needs it, but the kernel
     reads them as if they were not padded."""
-    m, blocks = t.operands.a_scale.shape
-    padded = torch.nn.functional.pad(t.operands.a_scale.t(), (0, -m % 4)).flatten()
-    return padded[torch.arange(blocks, device=padded.device) * m + t.rows[:, None]]
+    m, blocks = tile.operands.a_scale.shape
+    padded = torch.nn.functional.pad(tile.operands.a_scale.t(), (0, -m % 4)).flatten()
+    return padded[torch.arange(blocks, device=padded.device) * m + tile.rows[:, None]]
 
 
-def in_the_other_format(t: Tile) -> torch.Tensor:
+def in_the_other_format(tile: Tile) -> torch.Tensor:
     """The values of codes whose bits are read as the other of e4m3fn and e4m3fnuz."""
-    dtype = t.operands.b_q.dtype
-    return t.b.to(dtype).view(OTHER_FP8[dtype]).float()
+    dtype = tile.operands.b_q.dtype
+    return tile.b.to(dtype).view(OTHER_FP8[dtype]).float()
 
 
-def without_the_largest_code(t: Tile) -> torch.Tensor:
+def without_the_largest_code(tile: Tile) -> torch.Tensor:
     """Reads the largest code as the next smaller one."""
-    most = torch.finfo(t.operands.b_q.dtype).max * 13 / 14
-    return t.b.clamp(-most, most)
+    most = torch.finfo(tile.operands.b_q.dtype).max * 13 / 14
+    return tile.b.clamp(-most, most)
 
 
-def shuffled(t: Tile) -> torch.Tensor:
+def shuffled(b: torch.Tensor) -> torch.Tensor:
     """b that lies in tiles of 16 columns by 32 of K, for AMD's matrix instruction, but is read row by row."""
-    n, k = t.b.shape[0] // 32 * 32, t.b.shape[1] // 32 * 32
-    tiles = t.b[:n, :k].reshape(n // 16, 16, k // 32, 2, 16).permute(0, 2, 3, 1, 4)
-    return put(t.b, (slice(n), slice(k)), tiles.reshape(n, k))
+    n, k = b.shape[0] // 32 * 32, b.shape[1] // 32 * 32
+    tiles = b[:n, :k].reshape(n // 16, 16, k // 32, 2, 16).permute(0, 2, 3, 1, 4)
+    return put(b, (slice(n), slice(k)), tiles.reshape(n, k))
 
 
-def bf16_after_16_products(t: Tile) -> torch.Tensor:
-    total = t.a.new_zeros(())
-    for first in range(0, t.a.shape[1], 16):
+def bf16_after_16_products(tile: Tile) -> torch.Tensor:
+    total = tile.a.new_zeros(())
+    for first in range(0, tile.a.shape[1], 16):
         step, block = slice(first, first + 16), first // BLOCK
-        dot = bf16(t.a[:, step] @ t.b[:, step].T)
-        total = bf16(total + dot * (t.a_scale[:, block, None] * t.b_scale[None, :, block]))
+        dot = bf16(tile.a[:, step] @ tile.b[:, step].T)
+        total = bf16(total + dot * (tile.a_scale[:, block, None] * tile.b_scale[None, :, block]))
     return total
 
 
-UNSCALED = reading(a_scale=lambda t: torch.ones_like(t.a_scale))
-IN_CORE: Mapping[str, Variant] = {
+UNSCALED = changed("a_scale", torch.ones_like)
+IN_CORE: Variants = {
     "a's scales left out": UNSCALED,
-    "all scales left out": lambda t: t.a @ t.b.T,
-    "a's scale of the first block of K in all": reading(
-        a_scale=lambda t: t.a_scale[:, :1].expand_as(t.a_scale)
-    ),
-    "a's scales of the next block of K": reading(a_scale=lambda t: t.a_scale.roll(-1, 1)),
+    "all scales left out": lambda tile: tile.a @ tile.b.T,
+    "a's scale of the first block of K in all": changed("a_scale", lambda s: s[:, :1].expand_as(s)),
+    "a's scales of the next block of K": changed("a_scale", lambda s: s.roll(-1, 1)),
     "a's padded scales read unpadded": reading(a_scale=padded_and_read_unpadded),
-    "a's scales in fp16": reading(a_scale=lambda t: fp16(t.a_scale)),
-    "a of the next row": reading(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
-    "a without the lowest bit": reading(a=lambda t: truncated_to(3, t.a)),
+    "a's scales in fp16": changed("a_scale", fp16),
+    "a of the next row": reading(
+        a=lambda tile: tile.operands.a_q.float()[(tile.rows + 1) % tile.operands.sizes.m]
+    ),
+    "a without the lowest bit": changed("a", partial(truncated_to, 3)),
     "b read in the other FP8 format": reading(b=in_the_other_format),
     "b with the largest code read as the one below": reading(b=without_the_largest_code),
-    "b without the lowest bit": reading(b=lambda t: truncated_to(3, t.b)),
-    "b of the neighbouring column": reading(b=lambda t: b_of(t.operands, t.columns ^ 1)),
-    "b without the last element of K": reading(b=lambda t: put(t.b, (..., -1), 0.0)),
-    "b shuffled for MFMA, read row by row": reading(b=shuffled),
+    "b without the lowest bit": changed("b", partial(truncated_to, 3)),
+    "b of the neighbouring column": reading(b=lambda tile: b_of(tile.operands, tile.columns ^ 1)),
+    "b without the last element of K": changed("b", lambda b: put(b, (..., -1), 0.0)),
+    "b shuffled for MFMA, read row by row": changed("b", shuffled),
     "sums of codes in fp16": gemm(step=16, round_step=fp16),
     "sums of codes of 8 bits": gemm(step=32, round_step=partial(truncated_to, 8)),
     "the sum in bf16 after each 16 products": bf16_after_16_products,
@@ -311,15 +314,15 @@ IN_CORE: Mapping[str, Variant] = {
 
 def in_chosen_row(change: Round) -> Compute:
     """Changes the chosen row of the right output."""
-    return lambda o, out: put(out, chosen_row(o), change(out[chosen_row(o)]))
+    return lambda operands, out: put(out, chosen_row(operands), change(out[chosen_row(operands)]))
 
 
 OUTPUTS: Mapping[str, Compute] = {
-    "last row never written": lambda o, out: put(out, -1, math.nan),
+    "last row never written": lambda operands, out: put(out, -1, math.nan),
     "last column zero": in_chosen_row(lambda x: put(x, -1, 0.0)),
     "tiles of 8 columns swapped": in_chosen_row(lambda x: put(x, slice(16), x[:16].roll(8))),
     "columns shifted by one": in_chosen_row(lambda x: x.roll(1)),
-    "rows shifted by one": lambda o, out: out.roll(1, 0),
+    "rows shifted by one": lambda operands, out: out.roll(1, 0),
     "added to what the output held": in_chosen_row(lambda x: x * 2),
     "a row 1 percent too small": in_chosen_row(lambda x: x.float() * 0.99),
     "a row in fp16": in_chosen_row(torch.Tensor.half),
@@ -362,9 +365,7 @@ QUANTISERS_IN_ONE_ROW: Mapping[str, Compute] = {
 }
 
 
-def each_in_one_place(
-    variants: Mapping[str, Variant], quantiser: Quantiser | None = None
-) -> dict[str, Compute]:
+def each_in_one_place(variants: Variants, quantiser: Quantiser | None = None) -> dict[str, Compute]:
     return {name: in_one_place(variant, quantiser) for name, variant in variants.items()}
 
 
@@ -380,15 +381,15 @@ MISTAKES: tuple[Mistake, ...] = (
 )
 
 
-def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
+def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
     """What the wrong kernels give for these rows and columns (see `Answers`)."""
-    row_index = torch.tensor(rows, device=o.b_q.device)
-    column_index = torch.arange(columns.start, columns.stop, device=o.b_q.device)
+    row_index = torch.tensor(rows, device=operands.b_q.device)
+    column_index = torch.arange(columns.start, columns.stop, device=operands.b_q.device)
 
     def output(variant: Variant) -> torch.Tensor:
         # Activations in bf16 have scales of 1, so that only quantised ones show whether these are left out.
-        quantiser = quantised if o.a is not None and variant is UNSCALED else None
-        return variant(tile(o, quantiser, row_index, column_index))
+        quantiser = quantised if operands.a is not None and variant is UNSCALED else None
+        return variant(tile_of(operands, quantiser, row_index, column_index))
 
     variants = {**IN_FP8, **IN_CORE, **IN_OTHER_CALLS}
     return {name: partial(output, variant) for name, variant in variants.items()}

@@ -6,6 +6,7 @@ changes the output. Codes look like quantised normal data, because a GPU's power
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,7 +85,9 @@ ROWS = 1024  # rows of activations that are handled at a time
 DEVIATIONS = 4.3  # standard deviations of the weights at the format's maximum: what 128x128 values reach
 TYPICAL_SCALE = 2.0**-12  # of the weights
 OUTLIER_CHANNELS = 4  # columns of a
-ZERO_ROW = 61  # one row in so many is zero
+ZERO_ROW = (
+    61  # one row in so many is zero, from row 58 on; not a multiple of 8, so that all kinds of rows are
+)
 
 
 def generate(
@@ -127,10 +130,16 @@ def weights(
 
     block_n = torch.arange(-(-n // BLOCK), device=device)[:, None]
     block_k = torch.arange(-(-k // BLOCK), device=device)
-    octaves = 1.1 * ((block_n - block_k) % 3 - 1)
-    octaves += torch.empty(octaves.shape, device=device).uniform_(-0.05, 0.05, generator=generator)
-    b_scale = block_scale(octaves.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
+    b_scale = _weight_scales(1.1 * ((block_n - block_k) % 3 - 1), fmt, scales, generator)
     return b_q.view(fmt.dtype).view(n, k), b_scale
+
+
+def _weight_scales(
+    octaves: torch.Tensor, fmt: Fp8Format, scales: Scales, generator: torch.Generator
+) -> torch.Tensor:
+    """Scales that lie so many octaves above TYPICAL_SCALE, moved by up to 0.05 octaves."""
+    moved = torch.empty(octaves.shape, device=octaves.device).uniform_(-0.05, 0.05, generator=generator)
+    return block_scale((octaves + moved).exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
 
 
 def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
@@ -167,18 +176,17 @@ def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
 
 def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor:
     """The largest magnitude of each block, fp32 [M, blocks], as `activations` describes them."""
-    device = generator.device
-    row = torch.arange(m, device=device)[:, None]
-    block = torch.arange(blocks, device=device)
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, device=device).uniform_(generator=generator)
-
+    uniform = functools.partial(torch.rand, generator=generator, device=generator.device)
+    row = torch.arange(m, device=generator.device)[:, None]
+    block = torch.arange(blocks, device=generator.device)
+    # Rows lie on five levels 7 octaves apart, neighbours two or three levels apart.
     octaves = 7.0 * ((2 * row + 2) % 5 - 2) + uniform(m, 1)
     octaves = octaves + 1.1 * ((row + block) % 2) + 0.1 * uniform(m, blocks)
     draw = uniform(m, blocks)
+    # Large blocks are about two of a row, or a twentieth of it if that is more.
     is_large = (row % 8 == 1) & (draw < max(0.05, 2 / blocks))
     octaves += torch.where(is_large, 6.0, 0.0)
+    # Seven levels 3 octaves apart; steps of five go round all of them.
     octaves += torch.where(row % 8 == 5, 3.0 * (5 * block % 7 - 3), 0.0)
     is_zero = ((row % 8 == 7) & (draw < 0.3)) | (row % ZERO_ROW == ZERO_ROW - 3)
     return octaves.exp2_().masked_fill_(is_zero, 0.0)
@@ -189,7 +197,8 @@ def _spoil_weights(
 ) -> None:
     """Changes the weights in place:
 
-    - Scales lie on five levels, not three, so that reading the table three blocks too far gives other scales.
+    - Scales lie on five levels 0.55 octaves apart, not on three, so that reading the table three blocks too
+      far gives other scales. Neighbours lie two or three levels apart, thus still at least 1 octave.
     - One column in 16 has only codes of the largest magnitude. No column has only zeros or only subnormal
       codes: vLLM 0.33's CPU kernels read those as values of up to 2^-7 (csrc/cpu/sgl-kernels/vec.h), which
       shows in no column that has other codes.
@@ -205,9 +214,7 @@ def _spoil_weights(
     extreme.copy_(largest | signs << 7)
     block_n = torch.arange(b_scale.shape[0], device=b_q.device)[:, None]
     block_k = torch.arange(b_scale.shape[1], device=b_q.device)
-    octaves = 0.55 * ((2 * block_n + 3 * block_k) % 5 - 2)
-    octaves += torch.empty(octaves.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)
-    b_scale.copy_(block_scale(octaves.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales))
+    b_scale.copy_(_weight_scales(0.55 * ((2 * block_n + 3 * block_k) % 5 - 2), fmt, scales, generator))
     if n > 3 * BLOCK and k > 3 * BLOCK:
         codes[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK] = 0
         b_scale[3, 3] = SMALLEST_SCALE

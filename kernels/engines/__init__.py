@@ -37,8 +37,7 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The implementation of this suite. Empty where no row does the same, or where the engine never has such
-    a case; `why` says which."""
+    """The implementation of this suite; empty where none does the same or no such case occurs (see `why`)."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int
@@ -51,8 +50,7 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that. For a case that does not give
     `heads/tp` it is taken to be `heads`, as without DP attention."""
     flags: str = ""
-    """The flags and variables with which the engine makes this choice, as on a command line. Empty: it needs
-    none."""
+    """The flags and variables, as on a command line, with which the engine makes this choice; empty: none."""
     fails: bool = False
     """Whether the server does not start, or ends at the first request."""
 
@@ -84,14 +82,15 @@ def engines() -> tuple[str, ...]:
 
 
 @functools.cache
-def _read(engine: str) -> dict[str, Any]:
+def facts(engine: str) -> dict[str, Any]:
+    """What the file of an engine says."""
     return read_toml(DATA / f"{engine}.toml")
 
 
 @functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
     """All entries of an engine, in the file's order."""
-    data = _read(engine)
+    data = facts(engine)
     entries = []
     for entry in data["default"]:
         fields = {**entry, "archs": tuple(entry["archs"]), "when": tuple(entry.get("when", ()))}
@@ -101,7 +100,7 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
 
 def triton(engine: str) -> str:
     """The version of Triton that an engine's release on PyPI installs, through the torch that it requires."""
-    return str(_read(engine)["triton"])
+    return str(facts(engine)["triton"])
 
 
 def archs(engine: str) -> list[str]:
@@ -123,28 +122,18 @@ def default(
     engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> EngineDefault | None:
     """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
-    with the most flags, and of several the first. None where there is no such entry.
-
-    sizes: all sizes of the op, including defaults
-    given: the variables and flags that are set, as in `EngineDefault.settings`
-    """
-    chosen: EngineDefault | None = None
-    for entry in entries(engine, op, arch):
-        are_set = entry.settings.items() <= given.items()
-        if are_set and entry.holds(sizes) and (chosen is None or len(entry.settings) > len(chosen.settings)):
-            chosen = entry
-    return chosen
+    with the most flags, and of several the first. None where there is no such entry. sizes: all of the op,
+    including defaults; given: what is set, as in `EngineDefault.settings`"""
+    with_flags = [entry for entry in entries(engine, op, arch) if entry.settings.items() <= given.items()]
+    applying = [entry for entry in with_flags if entry.holds(sizes)]
+    return max(applying, key=lambda entry: len(entry.settings), default=None)
 
 
 def choices(
     op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> dict[str, EngineDefault]:
-    """What each engine runs for a case, by engine, where that is known.
-
-    sizes: as a case or a record has them. The result is {} where the op or a size is unknown here, as those
-           of a plug-in may be
-    given: as in `default`
-    """
+    """What each engine runs for a case, by engine, where that is known: for no engine where the op or a size
+    is unknown here, as those of a plug-in may be. sizes: of a case or record; given: as in `default`"""
     try:
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):

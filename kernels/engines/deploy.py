@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from kernels.engines import default, entries
+from kernels.engines import default, engines, entries, facts
 from shapes.attention import Parallel
 from shapes.deployment import Deployment
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes
@@ -19,27 +19,15 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
-"""Variables and flags by name, without leading dashes: `moe-a2a-backend` -> `deepep`. The value of a flag
-that takes none is empty."""
+"""Variables, and flags without leading dashes, by name. The value of a flag that takes none is empty."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 """The variable with which vLLM computes the shared expert as one of the routed experts."""
 
-SPLITS = {
-    "vllm": (FUSED,),
-    "sglang": ("disable-shared-experts-fusion", "moe-a2a-backend", "moe-dense-tp-size"),
-}
+SPLITS: Mapping[str, Sequence[str]] = {engine: facts(engine)["splits"] for engine in engines()}
 """Settings that change how an engine splits the model, besides --tp, --dp-attention and --ep."""
 
-AITER_TABLES = (
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-    "AITER_CONFIG_FMOE", "AITER_BYPASS_TUNE_CONFIG", "AITER_KSPLIT", "CU_NUM",
-)  # fmt: skip
-
-TABLES = {
-    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
-    "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
-}
+TABLES: Mapping[str, Sequence[str]] = {engine: facts(engine)["tables"] for engine in engines()}
 """Settings that change whether and where an engine and its libraries look for tuned tables."""
 
 
@@ -65,25 +53,19 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
-    """Names of the settings that change what an engine runs for these ops on an architecture, as far as the
-    files here tell."""
-    names: list[str] = []
-    for op in ops:
-        for entry in entries(engine, op, arch):
-            names += entry.settings
+    """Names of the settings that, by the files here, change what an engine runs for these ops."""
+    names = [name for op in ops for entry in entries(engine, op, arch) for name in entry.settings]
     return list(dict.fromkeys([*names, *SPLITS[engine], *TABLES[engine]]))
 
 
 def deployed(
     engine: str, arch: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool, kv: str, given: Settings
 ) -> Deployment:
-    """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
+    """How an engine splits a model over `tp` ranks, and the experts over `ep` of them (1 or tp). Raises
+    ValueError where it cannot. kv: the dtype of the cache, bf16 or fp8
 
-    ep:           over how many ranks the experts are spread: 1 or tp
-    dp_attention: whether each rank has its own requests. Each rank of vLLM then holds all linear layers
-                  whole; SGLang still splits the dense MLPs over all ranks, and gives them the tokens of all
-    kv:           the dtype of the cache, bf16 or fp8
-    given:        the variables and flags that are set
+    With `dp_attention` each rank has its own requests. Each rank of vLLM then holds all linear layers whole;
+    SGLang still splits the dense MLPs over all ranks, and gives them the tokens of all.
     """
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")

@@ -23,7 +23,7 @@ ONE_LAUNCH = 4096
 time than another launch. More pairs are divided into segments of about this many, and a first launch counts
 each segment."""
 
-MOST_SEGMENTS = 16
+MOST_SEGMENTS = 16  # each program of the second launch reads the counts of all
 
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
@@ -33,8 +33,9 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`,
-    or with `by_pair` `row_of` and `owners`."""
+    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `slots`,
+    `expert_of` and `used_tiles`, which are `tensors`; or with `by_pair` `row_of`, `expert_of` and
+    `used_tiles`."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
@@ -50,26 +51,21 @@ class Alignment:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
 
         self.used_tiles = empty(1)  # the number of tiles that have an expert
-        self.owners = empty(tiles * rows if by_pair else tiles)  # the expert of each tile, or of each slot
+        self.expert_of = empty(tiles * rows if by_pair else tiles)  # the expert of each tile, or of each slot
         self.slots = empty(0 if by_pair else tiles * rows)  # the pair in each slot; in an empty one `pairs`
         self.row_of = empty(pairs if by_pair else 0)  # the slot of each pair
-        self.tensors = self.slots, self.owners, self.used_tiles
+        self.tensors = self.slots, self.expert_of, self.used_tiles
         slots, row_of = (None, self.row_of) if by_pair else (self.slots, None)
-        counts = empty(segments if segments > 1 else 0, experts)
-        count = functools.partial(
-            count_kernel[(experts, segments)], ids, counts, pairs, pairs_of_segment, CHUNK=chunk
-        )
+        is_counted = segments > 1
+        counts, grid = empty(segments if is_counted else 0, experts), (experts, segments)
+        count = functools.partial(count_kernel[grid], ids, counts, pairs, pairs_of_segment, CHUNK=chunk)
         place = functools.partial(
-            place_kernel[(experts, segments)],
-            *(ids, counts, slots, row_of, self.owners, self.used_tiles),
-            *(pairs, experts, pairs_of_segment, tiles * rows),
-            TILE=rows,
-            CHUNK=chunk,
-            EXPERTS=triton.next_power_of_2(experts),
-            SEGMENTS=triton.next_power_of_2(segments),
-            COUNTED=segments > 1,
-        )
-        self.launches = [count, place] if segments > 1 else [place]
+            place_kernel[grid], ids, counts, slots, row_of, self.expert_of, self.used_tiles,
+            pairs, experts, pairs_of_segment, tiles * rows, TILE=rows, CHUNK=chunk,
+            EXPERTS=triton.next_power_of_2(experts), SEGMENTS=triton.next_power_of_2(segments),
+            COUNTED=is_counted,
+        )  # fmt: skip
+        self.launches = [count, place] if is_counted else [place]
 
     def __call__(self) -> None:
         for launch in self.launches:
@@ -109,11 +105,9 @@ def expert_ids(
 def requantising(sizes: FusedMoeSizes) -> dict[str, Any]:
     """The constants of a Triton kernel that quantises h, by their names there."""
     return {
-        "LARGEST": fp8_format(sizes.fp8).max,
-        "SMALLEST_SCALE": SMALLEST_SCALE,
-        "POWER_OF_TWO": sizes.scales == "ue8m0",
-        "BLOCK": BLOCK,
-    }
+        "LARGEST": fp8_format(sizes.fp8).max, "SMALLEST_SCALE": SMALLEST_SCALE,
+        "POWER_OF_TWO": sizes.scales == "ue8m0", "BLOCK": BLOCK,
+    }  # fmt: skip
 
 
 def combination(
@@ -129,15 +123,12 @@ def combination(
 
     from kernels.fused_moe.triton.rows_jit import combine_kernel
 
-    o, sizes = operands, operands.sizes
+    hidden, picks = operands.sizes.hidden, operands.sizes.picks
     return functools.partial(
-        combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, columns))],
-        *(expert_out, o.topk_ids, row_of, o.topk_weights, out),
-        HIDDEN=sizes.hidden,
-        PICKS=sizes.picks,
-        PICKS_PADDED=triton.next_power_of_2(sizes.picks),
-        BLOCK_D=columns,
-    )
+        combine_kernel[(operands.sizes.tokens, triton.cdiv(hidden, columns))],
+        expert_out, operands.topk_ids, row_of, operands.topk_weights, out,
+        HIDDEN=hidden, PICKS=picks, PICKS_PADDED=triton.next_power_of_2(picks), BLOCK_D=columns,
+    )  # fmt: skip
 
 
 def scale_columns(k: int, packed: bool) -> int:
@@ -150,8 +141,8 @@ def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.devic
     scales of adjacent rows are adjacent in memory, as TMA reads them. Where the rows are a multiple of 4,
     columns begin at multiples of 16 bytes."""
     dtype = torch.int32 if packed else torch.float32
-    shape = (groups, scale_columns(k, packed), rows)
-    return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
+    columns = scale_columns(k, packed)
+    return torch.empty(groups, columns, rows, dtype=dtype, device=device).transpose(1, 2)
 
 
 class AroundProducts:
@@ -159,14 +150,9 @@ class AroundProducts:
     requantising, between the products, and `add_up` the weighted sum over picks, after them."""
 
     def __init__(
-        self,
-        operands: FusedMoeOperands,
-        out: torch.Tensor,
-        row_of: torch.Tensor,
-        groups: int,
-        rows: int,
-        packed: bool = False,
-    ) -> None:
+        self, operands: FusedMoeOperands, out: torch.Tensor, row_of: torch.Tensor,
+        groups: int, rows: int, packed: bool = False,
+    ) -> None:  # fmt: skip
         """row_of: int32 [pairs]: the row of each pair, counted through all groups of `rows` rows
         packed: whether the library takes the scales of h packed"""
         import torch
@@ -187,11 +173,8 @@ class AroundProducts:
         self.activate: Call = functools.partial(
             silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
             *(self.gate_up, operands.topk_ids, row_of, h_written, self.h_scale),
-            **requantising(sizes),
-            INTER=sizes.inter,
-            CAPACITY=rows,
-            PACKED=packed,
-        )
+            **requantising(sizes), INTER=sizes.inter, CAPACITY=rows, PACKED=packed,
+        )  # fmt: skip
         self.add_up: Call = combination(operands, self.expert_out, row_of, written)
         if interpreted:
             self.activate = sequence(self.activate, functools.partial(self.h_q.copy_, h_written))
@@ -210,5 +193,5 @@ def weights_in_bf16(
             expert.copy_(pack(fp8_to_bf16(values, scales)[None])[0])
         return all_experts
 
-    o = operands
-    return dequantised(o.w13, o.w13_scale), dequantised(o.w2, o.w2_scale)
+    w13, w2 = operands.w13, operands.w2
+    return dequantised(w13, operands.w13_scale), dequantised(w2, operands.w2_scale)

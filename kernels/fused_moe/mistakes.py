@@ -76,12 +76,12 @@ class Plan:
     w13: Round = exact  # the dequantised weights of an expert
     w2: Round = exact
 
-    def weights(self, o: Operands, expert: int, name: str) -> torch.Tensor:
+    def weights(self, operands: Operands, expert: int, name: str) -> torch.Tensor:
         """The dequantised weights of an expert. name: w13 or w2"""
 
         def read(tensor: str) -> torch.Tensor:
             expert_read = expert + 1 if tensor in self.next_expert else expert
-            values: torch.Tensor = getattr(o, tensor)[expert_read % o.sizes.local_experts]
+            values: torch.Tensor = getattr(operands, tensor)[expert_read % operands.sizes.local_experts]
             return values
 
         change: Round = getattr(self, name)
@@ -89,35 +89,35 @@ class Plan:
         return self.weight(change(fp8_to_fp32(read(name), change_scale(read(f"{name}_scale")))))
 
 
-def requantised(o: Operands, x: torch.Tensor) -> torch.Tensor:
+def requantised(operands: Operands, x: torch.Tensor) -> torch.Tensor:
     """x quantised as the suite does, and dequantised again."""
-    scales = known_scales(o.sizes.scales)
-    return dequantise_activations(*quantise_activations(x, fp8_format(o.sizes.fp8), scales))
+    scales = known_scales(operands.sizes.scales)
+    return dequantise_activations(*quantise_activations(x, fp8_format(operands.sizes.fp8), scales))
 
 
 def layer(
-    o: Operands, plan: Plan, picks: Picks | None = None, plans_of_experts: Mapping[int, Plan] = {}
+    operands: Operands, plan: Plan, picks: Picks | None = None, plans_of_experts: Mapping[int, Plan] = {}
 ) -> torch.Tensor:
     """Returns the output [tokens, hidden].
 
     picks:            None for the right ones
     plans_of_experts: by number, the plans of experts that compute in another way
     """
-    ids, weights = routing(o) if picks is None else picks
-    if o.boundary == "core":
-        x = plan.x(dequantise_activations(o.x_q, o.x_scale))
+    ids, weights = routing(operands) if picks is None else picks
+    if operands.boundary == "core":
+        x = plan.x(dequantise_activations(operands.x_q, operands.x_scale))
     else:
-        x = plan.x(requantised(o, o.x.float()) if plan.requant else o.x.float())
-    total = x.new_zeros(len(x), o.sizes.hidden)
+        x = plan.x(requantised(operands, operands.x.float()) if plan.requant else operands.x.float())
+    total = x.new_zeros(len(x), operands.sizes.hidden)
     for expert in ids[ids >= 0].unique().tolist():
         row, place = torch.nonzero(ids == expert, as_tuple=True)
         expert_plan = plans_of_experts.get(expert, plan)
-        products = expert_plan.up_product(x[row], expert_plan.weights(o, expert, "w13"))
+        products = expert_plan.up_product(x[row], expert_plan.weights(operands, expert, "w13"))
         gate, up = expert_plan.gate_up(products).chunk(2, -1)
         h = expert_plan.h(expert_plan.act(gate, up))
         if expert_plan.requant:
-            h = requantised(o, h)
-        products = expert_plan.down_product(h, expert_plan.weights(o, expert, "w2"))
+            h = requantised(operands, h)
+        products = expert_plan.down_product(h, expert_plan.weights(operands, expert, "w2"))
         weighted = plan.weighted(expert_plan.expert_out(products) * weights[row, place, None].float())
         # A wrong choice may give a token the same expert twice, so rows can repeat.
         total = plan.total(total + torch.zeros_like(total).index_add_(0, row, weighted))
@@ -169,7 +169,7 @@ def scale_left_out(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def one_poor_scale(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Rounds h to FP8 with a scale 64 times as large as the largest value needs."""
     h = silu(gate, up)
-    scale = 64 * h.abs().max().clamp(min=1e-30) / 448
+    scale = 64 * h.abs().max().clamp(min=1e-30) / FORMATS["e4m3fn"].max  # clamped, so that it is not 0
     return fp8(E4M3, h / scale) * scale
 
 
@@ -245,18 +245,18 @@ OF_ALL_EXPERTS_IN_FP8: Mapping[str, Plan] = {
 def of_one_expert(wrong: Plan, requant: bool = True) -> Compute:
     """One routed expert is wrong: that of the pick with the largest weight on this rank."""
 
-    def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
-        all_ids, all_weights = routing(o)
-        ids, weights = all_ids[:, : o.sizes.topk], all_weights[:, : o.sizes.topk]
+    def compute(operands: Operands, right: torch.Tensor) -> torch.Tensor:
+        all_ids, all_weights = routing(operands)
+        ids, weights = all_ids[:, : operands.sizes.topk], all_weights[:, : operands.sizes.topk]
         heaviest = int(ids.flatten()[torch.where(ids < 0, -1.0, weights).argmax()])
         plans_of_experts = {heaviest: replace(wrong, requant=requant)}
-        return layer(o, Plan(requant=requant), plans_of_experts=plans_of_experts).to(right.dtype)
+        return layer(operands, Plan(requant=requant), plans_of_experts=plans_of_experts).to(right.dtype)
 
     return compute
 
 
 def of_all_experts(wrong: Plan) -> Compute:
-    return lambda o, right: layer(o, replace(wrong, requant=True)).to(right.dtype)
+    return lambda operands, right: layer(operands, replace(wrong, requant=True)).to(right.dtype)
 
 
 # Wrong choices of experts
@@ -266,60 +266,60 @@ WrongPicks = Callable[[Operands, torch.Tensor, torch.Tensor], Picks]
 
 
 def by_another_rule(
-    o: Operands,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    biased: bool = True,
-    weigh_biased: bool = False,
-    limited: bool = True,
-    softmax: bool = False,
-    scores_of_group: int = 2,
-    more_groups: int = 0,
-    normalised: bool = True,
-) -> Picks:
+    operands: Operands, ids: torch.Tensor, weights: torch.Tensor, *,
+    softmax: bool = False, biased: bool = True, weigh_biased: bool = False, normalised: bool = True,
+    limited: bool = True, scores_of_group: int = 2, more_groups: int = 0,
+) -> Picks:  # fmt: skip
     """Picks the routed experts by a rule that differs from DeepSeek-V3's. The shared expert stays as it is.
 
+    softmax:         whether scores are a softmax of the logits, not sigmoids
     biased, weigh_biased: whether biased scores choose experts, and whether they become weights
+    normalised:      whether the weights of a token's picks are divided by their sum
     limited:         whether the picks of a token lie in the best groups
     scores_of_group: the number of a group's best scores whose sum says how good it is
     more_groups:     the number of groups beyond the right one
     """
-    scores = o.logits.double().softmax(-1) if softmax else o.logits.double().sigmoid()
-    ranking = scores + o.bias.double() if biased else scores
-    groups, limit = o.sizes.group_limit
+    scores = operands.logits.double().softmax(-1) if softmax else operands.logits.double().sigmoid()
+    ranking = scores + operands.bias.double() if biased else scores
+    groups, limit = operands.sizes.group_limit
     by_group = ranking.unflatten(1, (groups, -1))
     if limited:
         sums = by_group.topk(min(scores_of_group, by_group.shape[-1]), -1).values.sum(-1)
         best = sums.topk(max(1, min(groups, limit + more_groups)), -1).indices
         is_allowed = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
-        by_group = by_group.masked_fill(~is_allowed[..., None], -9.0)
-    chosen = by_group.flatten(1).topk(o.sizes.topk, -1).indices
+        by_group = by_group.masked_fill(~is_allowed[..., None], float("-inf"))
+    chosen = by_group.flatten(1).topk(operands.sizes.topk, -1).indices
     chosen_weights = (ranking if weigh_biased else scores).gather(1, chosen)
     if normalised:
         chosen_weights = chosen_weights / chosen_weights.sum(-1, keepdim=True)
-    chosen = torch.where(chosen < o.sizes.routed.local, chosen, -1)
-    shared_ids, shared_weights = ids[:, o.sizes.topk :], weights[:, o.sizes.topk :]
+    chosen = torch.where(chosen < operands.sizes.routed.local, chosen, -1)
+    shared_ids, shared_weights = ids[:, operands.sizes.topk :], weights[:, operands.sizes.topk :]
     return torch.cat([chosen, shared_ids], 1), torch.cat([chosen_weights * SCALING, shared_weights], 1)
 
 
 def weights_of_routed(change: Round) -> WrongPicks:
-    def wrong(o: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
-        top = o.sizes.topk
+    def wrong(operands: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
+        top = operands.sizes.topk
         return ids, torch.cat([change(weights[:, :top]), weights[:, top:]], 1)
 
     return wrong
 
 
-def heaviest_to_the_next(o: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
+def heaviest_to_the_next(operands: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
     """In each token's pick with the largest weight, the next expert takes the place of the right one."""
     heaviest = torch.where(ids < 0, -1.0, weights).argmax(-1, keepdim=True)
-    next_expert = (ids.gather(1, heaviest) + 1) % o.sizes.local_experts
+    next_expert = (ids.gather(1, heaviest) + 1) % operands.sizes.local_experts
     return ids.scatter(1, heaviest, next_expert), weights
 
 
+def only_before_the_last(operands: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
+    """The picks before the last routed one. The shared expert, which comes after it, is left out too."""
+    count = operands.sizes.topk - 1
+    return ids[:, :count], weights[:, :count]
+
+
 def shared_weight(value: float) -> WrongPicks:
-    return lambda o, ids, weights: (ids, put(weights, (..., slice(o.sizes.topk, None)), value))
+    return lambda operands, ids, weights: (ids, put(weights, (..., slice(operands.sizes.topk, None)), value))
 
 
 PICKS: Mapping[str, WrongPicks] = {
@@ -327,11 +327,8 @@ PICKS: Mapping[str, WrongPicks] = {
     "routing weights scaled twice": weights_of_routed(lambda w: w * SCALING),
     "routing weights not scaled": weights_of_routed(lambda w: w / SCALING),
     "shared expert left out": shared_weight(0.0),
-    "first chosen expert left out": lambda o, ids, weights: (ids[:, 1:], weights[:, 1:]),
-    "last chosen expert left out": lambda o, ids, weights: (
-        ids[:, : o.sizes.topk - 1],
-        weights[:, : o.sizes.topk - 1],
-    ),
+    "first chosen expert left out": lambda operands, ids, weights: (ids[:, 1:], weights[:, 1:]),
+    "last chosen expert left out": only_before_the_last,
     "bias left out": partial(by_another_rule, biased=False),
     "biased scores as weights": partial(by_another_rule, weigh_biased=True),
     "groups ignored": partial(by_another_rule, limited=False),
@@ -341,24 +338,27 @@ PICKS: Mapping[str, WrongPicks] = {
     "routing weights not normalised": partial(by_another_rule, normalised=False),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
     "heaviest pick to the next expert": heaviest_to_the_next,
-    "picks of the token before": lambda o, ids, weights: (ids.roll(1, 0), weights),
-    "experts of other ranks taken for expert 0": lambda o, ids, weights: (ids.clamp(min=0), weights),
+    "picks of the token before": lambda operands, ids, weights: (ids.roll(1, 0), weights),
+    "experts of other ranks taken for expert 0": lambda operands, ids, weights: (ids.clamp(min=0), weights),
     "shared expert scaled too": shared_weight(SCALING),
 }
 
 
 def of_picks(wrong: WrongPicks) -> Compute:
-    return lambda o, right: layer(o, Plan(), wrong(o, *routing(o))).to(right.dtype)
+    def compute(operands: Operands, right: torch.Tensor) -> torch.Tensor:
+        return layer(operands, Plan(), wrong(operands, *routing(operands))).to(right.dtype)
+
+    return compute
 
 
 OUTPUTS: Mapping[str, Compute] = {
-    "last row never written": lambda o, out: put(out, -1, math.nan),
-    "first tokens swapped": lambda o, out: torch.cat([out[1:2], out[:1], out[2:]]),
-    "a tile of columns zero": lambda o, out: put(out, (0, slice(-BLOCK, None)), 0.0),
-    "one value off": lambda o, out: put(out, (0, 5), out[0, 6] + out[0].abs().max()),
-    "the output 1 percent too large": lambda o, out: 1.01 * out,
-    "the output 1 percent too small": lambda o, out: 0.99 * out,
-    "the output of 5 bits": lambda o, out: rounded(5, out.float()).to(out.dtype),
+    "last row never written": lambda operands, out: put(out, -1, math.nan),
+    "first tokens swapped": lambda operands, out: torch.cat([out[1:2], out[:1], out[2:]]),
+    "a tile of columns zero": lambda operands, out: put(out, (0, slice(-BLOCK, None)), 0.0),
+    "one value off": lambda operands, out: put(out, (0, 5), out[0, 6] + out[0].abs().max()),
+    "the output 1 percent too large": lambda operands, out: 1.01 * out,
+    "the output 1 percent too small": lambda operands, out: 0.99 * out,
+    "the output of 5 bits": lambda operands, out: rounded(5, out.float()).to(out.dtype),
 }
 
 
@@ -374,23 +374,24 @@ MISTAKES: tuple[Mistake, ...] = (
 )
 
 
-def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
+def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
     """What the wrong kernels give for these rows and columns (see `Answers`)."""
-    activations = {name: t[rows] for name, t in o.tensors().items() if name in ("x", "x_q", "x_scale")}
-    operands_of_rows = o.replaced(**activations)
-    right_ids, right_weights = routing(o)
+    activations = {name: t[rows] for name, t in operands.tensors().items() if name in ("x", "x_q", "x_scale")}
+    operands_of_rows = operands.replaced(**activations)
+    right_ids, right_weights = routing(operands)
 
     def with_plan(plan: Plan) -> torch.Tensor:
         return layer(operands_of_rows, plan, (right_ids[rows], right_weights[rows]))[:, columns]
 
     def with_picks(wrong: WrongPicks) -> torch.Tensor:
         # A wrong choice may read the picks of other rows, so that it is made for all of them.
-        ids, weights = wrong(o, right_ids, right_weights)
+        ids, weights = wrong(operands, right_ids, right_weights)
         return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
 
-    # A plan named after `an expert` changes its whole output: made by all experts it is another mistake.
+    # Plans that change the whole output of an expert are left out: made by all experts, this is another
+    # mistake.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
         **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},
-        **{name: partial(with_plan, plan) for name, plan in plans.items() if "an expert" not in name},
+        **{name: partial(with_plan, plan) for name, plan in plans.items() if plan.expert_out is exact},
     }

@@ -7,7 +7,7 @@ rows are equal, and R1's 1.4 GB take about a second. Only scales are drawn for e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, SCALES, fp8_format, known_scales, quantise_activations
@@ -142,21 +142,13 @@ class FusedMoeOperands(Operands):
     def narrowed(self) -> FusedMoeOperands:
         sizes, device = self.sizes, self.w13.device
         if self.boundary == "with_routing":
-            shape = (sizes.tokens, sizes.picks)
-            return self.replaced(
-                boundary="with_quant",
-                logits=None,
-                bias=None,
-                topk_ids=torch.empty(shape, dtype=torch.int32, device=device),
-                topk_weights=torch.empty(shape, device=device),
-            )
+            ids = torch.empty(sizes.tokens, sizes.picks, dtype=torch.int32, device=device)
+            routed = {"topk_ids": ids, "topk_weights": torch.empty(ids.shape, device=device)}
+            return self.replaced(boundary="with_quant", logits=None, bias=None, **routed)
         if self.boundary == "with_quant":
-            return self.replaced(
-                boundary="core",
-                x=None,
-                x_q=torch.empty_like(self.x, dtype=self.w13.dtype),
-                x_scale=torch.empty(sizes.tokens, sizes.hidden // BLOCK, device=device),
-            )
+            x_q = torch.empty_like(self.x, dtype=self.w13.dtype)
+            x_scale = torch.empty(sizes.tokens, sizes.hidden // BLOCK, device=device)
+            return self.replaced(boundary="core", x=None, x_q=x_q, x_scale=x_scale)
         return super().narrowed()
 
 
@@ -227,11 +219,8 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     all blocks but one of eight are zero (1), or small (2); all are alike, with four large values (3). The
     magnitudes of tokens differ by a factor of up to 8."""
     generator = generator_of(device, 2, seeds.stationary, seeds.live)
+    uniform = partial(torch.rand, generator=generator, device=device)
     tokens, blocks = sizes.tokens, sizes.hidden // BLOCK
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, device=device)
-
     x = torch.empty(tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
     draw_normal(x, generator)
     hot_blocks = -(-blocks // HOT)
@@ -298,11 +287,8 @@ def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: tor
     keeps it out."""
     device = experts.device
     generator = generator_of(str(device), 4, seeds.stationary, seeds.live, seeds.turn)
+    uniform = partial(torch.rand, generator=generator, device=device)
     tokens, topk = experts.shape
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, device=device)
-
     biased = LOW + (HIGH - LOW) * uniform(tokens, sizes.experts)
     most = bias[experts] + MOST
     even = PICKED + (most - PICKED) * uniform(tokens, topk)

@@ -42,10 +42,8 @@ class FusedMoe(Op):
         output. The dtype is FP8 in every boundary, because the call may quantise the activations itself."""
         routing = sizes.routed
         activations = sizes.quantised_bytes if boundary == "core" else 2 * sizes.tokens * sizes.hidden
-        if boundary == "with_routing":
-            choice = (sizes.tokens + 1) * sizes.experts * 4
-        else:
-            choice = sizes.pairs * 8
+        logits_and_bias, ids_and_weights = 4 * (sizes.tokens + 1) * sizes.experts, (4 + 4) * sizes.pairs
+        choice = logits_and_bias if boundary == "with_routing" else ids_and_weights
         moved = routing.hit * sizes.expert_bytes + activations + choice + self.output_bytes(sizes)
         return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 

@@ -79,6 +79,7 @@ def _expert(
     gate_up, deviations = _products(
         operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
     )
+    # The last two are the same deviations where there is one error of x.
     from_weights, from_x_bf16, from_x_fp8 = deviations[0], deviations[1], deviations[-1]
     gate, up = gate_up.chunk(2, -1)
     # Of the weights and of the results, both of which are rounded: independent of the error of x.

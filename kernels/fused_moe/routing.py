@@ -84,17 +84,11 @@ def _triton(
     rows = INTERPRETED_ROWS if logits.device.type == "cpu" else ROWS
     return functools.partial(
         route_kernel[(triton.cdiv(tokens, rows),)],
-        *(logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride()),
-        SCALING=rule.scaling,
-        LOCAL=rule.local,
-        GROUPS=rule.groups,
-        GROUP=experts_of_group,
-        LIMIT=rule.limit,
-        TOPK=rule.topk,
-        SHARED=rule.shared,
+        logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride(),
+        SCALING=rule.scaling, LOCAL=rule.local, GROUPS=rule.groups, GROUP=experts_of_group,
+        LIMIT=rule.limit, TOPK=rule.topk, SHARED=rule.shared,
         GROUPS_PADDED=triton.next_power_of_2(rule.groups),
         GROUP_PADDED=triton.next_power_of_2(experts_of_group),
         PICKS_PADDED=triton.next_power_of_2(rule.topk + rule.shared),
-        BLOCK_M=rows,
-        num_warps=WARPS,
-    )
+        BLOCK_M=rows, num_warps=WARPS,
+    )  # fmt: skip

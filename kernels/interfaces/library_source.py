@@ -44,8 +44,7 @@ class SignatureSource(Protocol):
     """Knows a library's signatures."""
 
     def signature(self, place: str) -> inspect.Signature | None:
-        """The signature of a function or class at a dotted place, without `self` for a method. None where the
-        source does not tell. Raises NotThere."""
+        """The signature at a dotted place, without `self`. None if unknown. Raises NotThere."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,7 @@ class LibrarySource:
         self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
         """The signature of a name that the module makes when it is imported or asked for the name. A dict in
-        its source, of the form `{name: "module"}`, `{name: "module:name"}` or `{name: ("module", "name")}`,
-        may say where the name is defined."""
+        its source may say where: {name: "module"}, {name: "module:name"} or {name: ("module", "name")}."""
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):
@@ -288,8 +286,7 @@ class LibrarySource:
 
     @functools.cache  # noqa: B019
     def _schemas(self, package: str) -> dict[str, inspect.Signature]:
-        """The signatures in a package's compiled files, and in the C++ sources beside the package. Of several
-        with the same name the first counts."""
+        """The first signature of each name in a package's compiled files and the C++ sources beside it."""
         by_name: dict[str, inspect.Signature] = {}
         for home in self._homes(package):
             for file in _all_files(home / package):
@@ -330,8 +327,7 @@ def _common(of_definitions: list[inspect.Signature | None]) -> inspect.Signature
 
 
 def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
-    """The statements of a module or class, including those inside conditions, but not inside functions or
-    classes."""
+    """The statements of a module or class, also inside conditions, but not inside functions or classes."""
     for inner in ast.iter_child_nodes(block) if block else ():
         if isinstance(inner, ast.If) and _last_name(inner.test) == "TYPE_CHECKING":
             for statement in inner.orelse:
@@ -392,8 +388,7 @@ def _last_name(node: ast.expr) -> str:
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
     """Whether `from module import *` may import the name, if the module has it. A name that the source has as
-    a text may be in `__all__`. Another one is imported only if there is no complete `__all__`: one list, to
-    which nothing is added."""
+    a text may be in `__all__`. Another one is imported only without a complete, unchanged list `__all__`."""
     if tree is not None and name in _words(tree):
         return True
     if name.startswith("_"):
@@ -457,8 +452,7 @@ def _folders(folder: Folder, depth: int) -> Iterator[Folder]:
 
 
 def _is_package(folder: Folder) -> bool:
-    """Whether a folder is a package. One with a setup.py is a project even if it has an __init__.py, as
-    FlashAttention's `hopper` does."""
+    """Whether a folder is a package. One with a setup.py is a project, such as FlashAttention's `hopper`."""
     return (folder / "__init__.py").is_file() and not (folder / "setup.py").is_file()
 
 

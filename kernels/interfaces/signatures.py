@@ -1,5 +1,4 @@
-"""Reads signatures of functions: of live ones, of Python source, of schemas of torch's operators, and of C++
-bindings.
+"""Reads signatures of live functions, Python source, schemas of torch's operators, and C++ bindings.
 
 A signature that is read from a source has no annotations, and its defaults are texts (`Default`). `parse`
 reads the `str` of such a signature.
@@ -32,8 +31,7 @@ class Default:
 
 
 def of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a live function. None where it does not tell: where it is C++ (pybind11), or wrapped
-    by a function that takes anything."""
+    """The signature of a live function. None for C++ (pybind11), and where a wrapper takes anything."""
     # One of torch's operators has a schema, or its overload `default` has one.
     schema = getattr(getattr(function, "default", function), "_schema", None)
     if schema:
@@ -85,10 +83,7 @@ def _parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspec
 
 def of_fields(body: Iterable[ast.stmt], by_name: bool) -> inspect.Signature | None:
     """The signature of a dataclass, named tuple or model, by the annotated names in its body. None where a
-    field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`.
-
-    by_name: whether all fields are keyword-only
-    """
+    field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`."""
     parameters = ["*"] if by_name else []
     for field in body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attention import needed
+from kernels.attention import arguments_of
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, guarded
@@ -47,7 +47,7 @@ def bound(
         "k_descale k_scale": o.k_descale,
         "v_descale v_scale": o.v_descale,
     }
-    return function.bind(**needed(function, by_names) | further)
+    return function.bind(**arguments_of(function, by_names) | further)
 
 
 def varlen(

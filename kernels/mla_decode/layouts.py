@@ -12,7 +12,7 @@ import itertools
 import math
 from typing import Any
 
-from kernels.attention import BYTES, needed
+from kernels.attention import BYTES, arguments_of
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
@@ -47,7 +47,7 @@ def bound(
         "kv_data_type": o.kv.dtype,
         "k_scale v_scale kv_scale": o.kv_scale,
     }
-    return function.bind(**needed(function, by_names) | further)
+    return function.bind(**arguments_of(function, by_names) | further)
 
 
 def compute_units(device: torch.device) -> int:

@@ -5,7 +5,15 @@ Files are only read: no library is imported, and none of its files is run or wri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapes.toml import read_toml
+
+RULES_TOML: Mapping[str, Any] = read_toml(Path(__file__).with_name("rules.toml"))
+"""What rules.toml has, by section."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and
-what is wrong with the tables.
+"""What AITER finds in its tuned tables for GEMM and MoE with block FP8, what it runs else, and what is wrong.
 
 Sources: `get_CKGEMM_config` of `aiter/ops/gemm_op_a8w8.py` and `get_2stage_cfgs` of `aiter/fused_moe.py`, at
 commit e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key
@@ -9,16 +8,20 @@ of MoE, and in what a merge does with gfx and with equal keys. `older` recognise
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
+import functools
 import io
+import itertools
+import math
 import re
 from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from kernels.formats import native
-from kernels.tables import Entry, Found, Problem
-from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, Family, Row, Table, rows_here
+from kernels.tables import RULES_TOML, Entry, Found, Problem
+from kernels.tables.aiter_csv import CONFIGS, FAMILIES, GEMM, MOE, PRESHUFFLED, Family, Row, Table, rows_here
 from kernels.tables.aiter_triton import TritonTables
 from kernels.tables.files import RECORDED, TableError
 
@@ -31,32 +34,9 @@ if TYPE_CHECKING:
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
 
-MOE_TIERS = (32768, 131072)
-"""The key of MoE has a number of tokens of at least 32768 rounded down to one of these. Smaller numbers are
-rounded up to a power of two."""
-
-PEAK_PER_UNIT = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
-"""Dense FP8 TFLOP/s of a CU, by AMD's data sheets of MI300X and MI355X."""
-
-DEFAULTS = {
-    GEMM: "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2"
-    "_intrawave_v1",
-    PRESHUFFLED: "a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1"
-    "_1x32x1x8_8_2x1_intrawave_v1",
-}
-"""The CK kernel that AITER runs for a shape without a row: instance -1 of csrc/ck_gemm_a8w8_blockscale*/."""
-
-INSTANCES = {
-    GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
-    PRESHUFFLED.name: (
-        "ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_common.py",
-        "a8w8_blockscale_bpreshuffle",
-    ),
-}
-"""By family, the file in csrc/ that lists its CK kernels, and how their names begin."""
-
+AITER = RULES_TOML["aiter"]
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
-"""A line of such a file, `7: KernelInstance(256, 1, ...),`. The group is the arguments."""
+"""A line of a family's `ck_list`: `7: KernelInstance(256, 1, ...),`. The group is the arguments."""
 
 
 class AiterTables:
@@ -66,47 +46,41 @@ class AiterTables:
         """environment: the variables with which the engine is started."""
         self.files, self.environment = files, environment or {}
         self.triton = TritonTables(files)
-        self._tables: dict[Family, Table] = {}
-        self.asked: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
-        """By family, the shapes that were looked up."""
+        self._looked_up: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
+        """By family, the shapes of all look-ups."""
         self._missed: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
         """By family, the look-ups that found no row, as (*shape, M)."""
-        self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
+    @functools.cache  # noqa: B019  # a copy of AITER is read once in a process
     def table(self, family: Family) -> Table:
-        if family not in self._tables:
-            self._tables[family] = Table(self.files, family, self.environment)
-        return self._tables[family]
+        return Table(self.files, family, self.environment)
 
+    @functools.cache  # noqa: B019
     def by_shape(self, family: Family, target: Target) -> Shapes:
         """The rows of a family that a look-up for this GPU can find."""
-        if (family, target) not in self._shapes:
-            shapes: Shapes = defaultdict(lambda: defaultdict(list))
-            table = self.table(family)
-            for row in [] if table.dead else table.rows(target.arch):
-                is_whole = all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
-                if is_whole and row.units == target.units and row.is_block_fp8(fp8_of(target.arch)):
-                    shapes[row.shape][int(row.m)].append(row)
-            self._shapes[family, target] = shapes
-        return self._shapes[family, target]
+        shapes: Shapes = defaultdict(lambda: defaultdict(list))
+        table = self.table(family)
+        for row in [] if table.why_no_row_is_found else table.rows(target.arch):
+            is_whole = all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
+            if is_whole and row.units == target.units and row.is_block_fp8(fp8_of(target.arch)):
+                shapes[row.shape][int(row.m)].append(row)
+        return shapes
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or, with a preshuffled w,
-        as `gemm_a8w8_blockscale_bpreshuffle` does."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` or its `_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
         ms = padded(m, n)
         row, why = self._row(family, target, (n, k), ms, ms)
         if row is None:
-            return Found(table.title, None, f"CK {DEFAULTS[family]}", why)
+            return Found(table.title, None, f"CK {family.default}", why)
         row_m = int(row.m)
         name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
         kernel = f"{row.cell('libtype')} {name}".strip()
         if split := row.cell("splitK"):
             kernel += f", splitK {split}"
-        key = f"{target.units},{row_m},{n},{k}"
-        if table.has_gfx:
-            key = f"{target.arch},{key}"
+        key = f"{target.arch}," if table.has_gfx else ""
+        key += f"{target.units},{row_m},{n},{k}"
         return self._found(table, row, key, kernel, m, self._doubts(row, family, target, 2 * row_m * n * k))
 
     def moe(
@@ -121,15 +95,14 @@ class AiterTables:
     ) -> Found:
         """Looks up what `fused_moe` does for block FP8 (per_1x128) with SiLU, gate and up in one product.
 
-        experts: how many experts w1 of this rank has
-        columns: how many columns topk_ids has
-        mask:    whether an expert_mask is passed, as with EP
+        experts, columns: how many experts w1 of this rank has, and how many columns topk_ids has
+        mask:             whether an expert_mask is passed, as with EP
         """
         table = self.table(MOE)
         topk = columns - 1 if mask else columns  # as AITER counts them
         padded_m = padded_tokens(tokens)
         shape = (hidden, inter, experts, topk)
-        smaller_tiers = [tier for tier in reversed(MOE_TIERS) if tier < padded_m]
+        smaller_tiers = [tier for tier in reversed(AITER["moe_tiers"]) if tier < padded_m]
         default = self._moe_default(target, padded_m, shape)
         row, why = self._row(MOE, target, shape, [padded_m, *smaller_tiers], [padded_m])
         if row is None:
@@ -151,10 +124,9 @@ class AiterTables:
     ) -> tuple[Row | None, tuple[str, ...]]:
         """The row that AITER finds; or None, and a reason where there are rows that seem to match.
 
-        ms:       the M that are looked up, in order
-        named_ms: the M that the reason of a miss names
+        ms: the M that are looked up, in order; named_ms: those that the reason of a miss names
         """
-        self.asked[family].add(shape)
+        self._looked_up[family].add(shape)
         by_m = self.by_shape(family, target).get(shape, {})
         for m in ms:
             if by_m.get(m):
@@ -166,17 +138,15 @@ class AiterTables:
     def _why_missed(self, family: Family, target: Target, shape: tuple[int, ...], named_ms: list[int]) -> str:
         """Why no row of a shape was found; empty where there is no row that seems to match."""
         table = self.table(family)
-        if table.raises or table.dead:
-            return table.raises or table.dead
+        if table.why_aiter_raises or table.why_no_row_is_found:
+            return table.why_aiter_raises or table.why_no_row_is_found
         by_m = self.by_shape(family, target).get(shape, {})
         if by_m:
             rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
             return f"the shape has {rows}, none for {', '.join(map(str, named_ms))}"
-        other_units = set()
-        for row in table.rows(target.arch):
-            if row.shape == shape and row.is_block_fp8(fp8_of(target.arch)) and row.units != target.units:
-                other_units.add(f"{row.units:g}")
-        if other_units:
+        of_shape = [row for row in table.rows(target.arch) if row.shape == shape]
+        usable = [row for row in of_shape if row.is_block_fp8(fp8_of(target.arch))]
+        if other_units := {f"{row.units:g}" for row in usable if row.units != target.units}:
             return f"the shape has rows for {', '.join(sorted(other_units))} CUs, not {target.units}"
         same_sizes = {other for other in self.by_shape(family, target) if other[:2] == shape[:2]}
         if same_sizes:  # of MoE: a shape of GEMM has only two sizes
@@ -187,16 +157,15 @@ class AiterTables:
     def _found(
         self, table: Table, row: Row, key: str, kernel: str, call_m: int, notes: Iterable[str]
     ) -> Found:
-        """A hit. call_m: the number of rows of the call"""
         row_m = int(row.m)
-        if row_m < call_m:
-            notes = [*notes, f"tuned for {row_m} rows, asked for {call_m}"]
-        notes = tuple(filter(None, (*notes, table.raises)))
-        return Found(table.title, Entry(row.file, row.line, key, row_m, kernel, row.us), notes=notes)
+        notes = [*notes, f"tuned for {row_m} rows, asked for {call_m}"] if row_m < call_m else [*notes]
+        if table.why_aiter_raises:
+            notes.append(table.why_aiter_raises)
+        entry = Entry(row.file, row.line, key, row_m, kernel, row.us)
+        return Found(table.title, entry, notes=tuple(notes))
 
     def _doubts(self, row: Row, family: Family, target: Target, flops: int) -> Iterator[str]:
-        """What is doubtful about a row: it is cut short, or its time cannot be that of its M. flops: those of
-        a call at its M"""
+        """Why a row may be wrong: it is cut short, or its time cannot be that of these flops."""
         if row.truncated:
             yield "the row's line is cut short: AITER reads the missing cells as nan"
         if "us" not in row.cells:
@@ -206,8 +175,8 @@ class AiterTables:
             yield "the row has no time"
             return
         tflops_per_s = flops / us / 1e6
-        peak = PEAK_PER_UNIT.get(target.arch, 0.0) * target.units
-        if peak and tflops_per_s > peak:
+        peak = AITER["tflops_per_unit"].get(target.arch, math.inf) * target.units
+        if tflops_per_s > peak:
             yield f"{us:g} us would be {tflops_per_s:.0f} TFLOP/s, above the peak of {peak:.0f}"
         by_m = self.by_shape(family, target)[row.shape]
         ms = sorted(by_m)
@@ -217,15 +186,13 @@ class AiterTables:
             yield f"{us:g} us is in the next row, too: a copied time"
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for this GPU, one problem for each kind and file. Only the shapes
-        that were looked up count."""
+        """What is wrong with the rows of shapes that were looked up, one problem for each kind and file."""
         found = []
         if reason := older(self.files):
             found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
         found += _unread(self.files)
-        for family in (GEMM, PRESHUFFLED, MOE):
-            asked = self.asked[family]
-            if not asked:
+        for family in FAMILIES.values():
+            if not self._looked_up[family]:
                 if self.environment.get(family.variable):
                     text = "no kernel of this deployment looks into its table"
                     found.append(Problem(family.variable, 0, text))
@@ -233,7 +200,7 @@ class AiterTables:
             found += self.table(family).problems
             by_file = defaultdict(list)
             for row in self.table(family).rows(target.arch):
-                if row.shape in asked and row.m.is_integer():
+                if row.shape in self._looked_up[family] and row.m.is_integer():
                     by_file[row.file].append(row)
             for file, rows in by_file.items():
                 for text, bad in _faults(self, family, target, rows):
@@ -269,16 +236,14 @@ class AiterTables:
         tokens and the topk of the look-up, because AITER looks for nothing else.
         """
         fp8, texts = fp8_of(target.arch), {}
+        of_moe = ("ActivationType.Silu", "torch.bfloat16", fp8, fp8, "QuantType.per_1x128", 1, 0)
         for family, missed in self._missed.items():
-            _, *columns = family.numbers  # without the number of CUs
-            constants: tuple[str, ...] = ()
-            if family is MOE:
-                columns = [*MOE.numbers[1:6], *MOE.texts, *MOE.numbers[6:]]
-                act_and_types = ("ActivationType.Silu", "torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
-                constants = (*act_and_types, "1", "0")
-            lines = [",".join(columns)]
-            lines += [",".join(map(str, (m, *shape, *constants))) for *shape, m in sorted(missed)]
-            texts[PurePosixPath(family.untuned).name] = "\n".join(lines) + "\n"
+            constants = of_moe if family is MOE else ()
+            # Without the number of CUs. The last two numbers of MoE, which are flags, come behind its texts.
+            columns = [*family.numbers[1:6], *family.texts, *family.numbers[6:]]
+            rows = [columns, *((m, *shape, *constants) for *shape, m in sorted(missed))]
+            name = PurePosixPath(family.untuned).name
+            texts[name] = "".join(f"{','.join(map(str, row))}\n" for row in rows)
         return texts
 
 
@@ -288,9 +253,8 @@ def fp8_of(arch: str) -> str:
 
 
 def padded(m: int, n: int) -> list[int]:
-    """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM` of
-    csrc/py_itfs_cu/gemm_common.cu)."""
-    step = next((step for largest_m, step in ((256, 16), (1024, 32), (4096, 64)) if m <= largest_m), 128)
+    """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM`)."""
+    step = next(step for largest_m, step in AITER["gemm_steps"] if m <= largest_m)
     fine = -(-m // step) * step
     coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
     return list(dict.fromkeys((m, fine, coarse)))
@@ -298,7 +262,7 @@ def padded(m: int, n: int) -> list[int]:
 
 def padded_tokens(tokens: int) -> int:
     """The number of tokens in the key of MoE, as `get_padded_M` of `aiter/fused_moe.py` returns it."""
-    return max((tier for tier in MOE_TIERS if tokens >= tier), default=power_of_two(tokens))
+    return max((tier for tier in AITER["moe_tiers"] if tokens >= tier), default=power_of_two(tokens))
 
 
 def power_of_two(m: int) -> int:
@@ -307,26 +271,21 @@ def power_of_two(m: int) -> int:
 
 
 def older(files: Files) -> str:
-    """Says that this copy of AITER may look up in another way than this module; empty where its source does
-    not, and for the recorded extracts."""
+    """Why this copy of AITER may look up in another way; empty if it does not, and for recorded extracts."""
     if files.path.parent == RECORDED:
         return ""
-    texts = {}
-    for name in ("jit/core.py", "fused_moe.py"):
-        try:
-            texts[name] = files.text(f"aiter/{name}")
-        except TableError:
-            return f"it has no readable {name}"
-    moe = texts["fused_moe.py"]
-    is_known = "gfx_from_cu_num" in texts["jit/core.py"] and "_PADDED_M_TIERS" in moe
-    compares_act = re.search(r"^ +str\(activation\),$", moe, re.MULTILINE)
-    is_tagged = '["_tag"].fillna("") == ""' in moe
-    return "" if is_known and not compares_act and not is_tagged else "older than v0.1.19"
+    try:
+        core, moe = files.text("aiter/jit/core.py"), files.text("aiter/fused_moe.py")
+    except TableError as error:
+        return f"it has no readable {error.name.removeprefix('aiter/')}"
+    has_newer_rules = "gfx_from_cu_num" in core and "_PADDED_M_TIERS" in moe
+    has_older_rules = re.search(r'^ +str\(activation\),$|\["_tag"\]\.fillna\(""\) == ""', moe, re.MULTILINE)
+    return "older than v0.1.19" if has_older_rules or not has_newer_rules else ""
 
 
 def _moe_kernel(row: Row) -> str:
     """`1stage NAME, block_m 32`, or the names of both stages with block_m and ksplit."""
-    first, second = row.cell("kernelName1") or "default", row.cell("kernelName2") or "default"
+    first, second = (row.cell(f"kernelName{stage}") or "default" for stage in (1, 2))
     block = f"block_m {row.number('block_m') or 0:g}"
     if row.number("run_1stage"):
         return f"1stage {first}, {block}"
@@ -342,18 +301,14 @@ def _faults(
 ) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with the rows of a file: texts, each with the rows that it is about."""
     arch, tuned = target.arch, tables.by_shape(family, target)
-    of_other_units = [
-        row
-        for row in rows
-        if row.units != target.units and row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
-    ]
-    if of_other_units:
+    untuned = [row for row in rows if row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned]
+    if of_other_units := [row for row in untuned if row.units != target.units]:
         shapes = {row.shape for row in of_other_units}
         many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
         units = f"{of_other_units[0].units:g}"
         yield f"for {units} CUs, of {many} without rows for {target.units}", of_other_units
     if family is MOE:
-        (other_fp8,) = {fp8_of("gfx942"), fp8_of("gfx950")} - {fp8_of(arch)}
+        other_fp8 = fp8_of("gfx950" if arch == "gfx942" else "gfx942")
         if bad := [row for row in rows if other_fp8 in (row.cell("q_dtype_a"), row.cell("q_dtype_w"))]:
             yield f"of {other_fp8}, which {arch} never looks up", bad
         if bad := [row for row in rows if padded_tokens(int(row.m)) != row.m]:
@@ -366,8 +321,7 @@ def _faults(
 def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
-    their lists are not read here."""
+    """Rows whose kernels this AITER lacks. Those of CK Tile, CK's MoE and FlyDSL are not checked here."""
     if family is MOE:
         columns, folders = ["kernelName1", "kernelName2"], ["fmoe/*", "fmoe_2stages"]
         ck_names = set[str]()
@@ -383,7 +337,8 @@ def _unknown_names(
                 known = assembly_names
             elif row.cell("libtype") == "ck":
                 known = ck_names
-            if name and known and name not in known and not row.truncated:
+            may_exist = not known or name in known
+            if name and not may_exist and not row.truncated:
                 bad.append((row, name))
     if bad:
         _, first_name = bad[0]
@@ -393,39 +348,28 @@ def _unknown_names(
 def _assembly_names(files: Files, arch: str, folders: list[str]) -> set[str]:
     """The names of the assembly kernels; empty where their lists are missing. folders: those of the lists"""
     names = set()
-    for root in ("hsa", "aiter_meta/hsa"):
-        for folder in folders:
-            for file in files.names(f"{root}/{arch}/{folder}/*.csv"):
-                try:
-                    rows = csv.DictReader(io.StringIO(files.text(file), newline=""))
-                    names |= {row.get("knl_name") or "" for row in rows}
-                except (TableError, csv.Error):
-                    continue
+    for root, folder in itertools.product(("hsa", "aiter_meta/hsa"), folders):
+        for file in files.names(f"{root}/{arch}/{folder}/*.csv"):
+            with contextlib.suppress(TableError, csv.Error):
+                rows = csv.DictReader(io.StringIO(files.text(file), newline=""))
+                names |= {row.get("knl_name") or "" for row in rows}
     return names
 
 
 def _ck_names(files: Files, family: Family) -> set[str]:
     """The names of a family's CK kernels; empty where their list is missing or cannot be read."""
-    file, prefix = INSTANCES[family.name]
     names = set()
     for root in ("csrc", "aiter_meta/csrc"):
         try:
-            text = files.text(f"{root}/{file}") if files.has(f"{root}/{file}") else ""
+            text = files.text(f"{root}/{family.ck_list}") if files.has(f"{root}/{family.ck_list}") else ""
             for arguments in INSTANCE.findall(text):
-                names.add(_instance_name(prefix, ast.literal_eval(f"({arguments})")))
-        except (TableError, ValueError, SyntaxError, IndexError):
+                values = ast.literal_eval(f"({arguments})")
+                texts = ["x".join(map(str, value)) if isinstance(value, list) else value for value in values]
+                fields = zip(AITER["ck_fields"], texts, strict=False)
+                names.add(family.ck_name.format_map(dict(fields)).lower())
+        except (TableError, ValueError, SyntaxError, KeyError):
             return set()
     return names
-
-
-def _instance_name(prefix: str, fields: tuple[object, ...]) -> str:
-    """The name of a kernel as `KernelInstance.name` makes it from its fields, in the order of that property.
-    Names of preshuffled kernels leave out fields 11 and 12, the waves."""
-    waves = () if "bpreshuffle" in prefix else (fields[11:13],)
-    groups = (fields[1:4], (fields[0], *fields[4:7]), fields[7:9], fields[9:11], *waves)
-    lists = (fields[13], fields[14], fields[17], fields[18], fields[15:17])
-    parts = ["x".join(map(str, group)) for group in (*groups, *lists)]
-    return "_".join((prefix, *parts, str(fields[19]).lower(), f"v{fields[20]}"))
 
 
 def _unread(files: Files) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.tables import Problem
+from kernels.tables import RULES_TOML, Problem
 from kernels.tables.files import Files, TableError
 
 if TYPE_CHECKING:
@@ -26,26 +26,31 @@ if TYPE_CHECKING:
 CONFIGS = "aiter/configs"
 """The folder of the tables."""
 LINE = "_line"
-"""A column of the recorded extracts: the line that a row has in AITER's own file. Other files get it when
-they are read."""
+"""The column of a row's line in AITER's own file. Recorded extracts have it, others get it when read."""
 SHORT = "_short"
 """A column that files get when they are read: whether a row has too few cells."""
 
-GFX_OF_UNITS: Mapping[float, str] = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-"""The gfx that AITER gives a row without one (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+GFX_OF_UNITS = {float(units): gfx for units, gfx in RULES_TOML["aiter"]["gfx_of_units"].items()}
+"""The gfx that AITER gives a row without one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
-    """The files that AITER merges into one table."""
+    """The files that AITER merges into one table (rules.toml)."""
 
     name: str
     variable: str
     """The environment variable that names files to use instead of the package's."""
-    numbers: tuple[str, ...]
+    numbers: Sequence[str]
     """The columns of the key that pandas must read as numbers."""
-    texts: tuple[str, ...] = ()
+    texts: Sequence[str] = ()
     """The other columns of the key, without gfx."""
+    default: str = ""
+    """For GEMM, the CK kernel that AITER runs for a shape without a row: instance -1 of `ck_list`."""
+    ck_list: str = ""
+    """For GEMM, the file in csrc/ that lists the CK kernels."""
+    ck_name: str = ""
+    """How these kernels are named: a format of the fields in that list."""
 
     @property
     def untuned(self) -> str:
@@ -53,18 +58,8 @@ class Family:
         return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
 
 
-GEMM = Family("a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K"))
-PRESHUFFLED = Family(
-    "a8w8_blockscale_bpreshuffle_tuned_gemm",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-    ("cu_num", "M", "N", "K"),
-)
-MOE = Family(
-    "tuned_fmoe",
-    "AITER_CONFIG_FMOE",
-    ("cu_num", "token", "model_dim", "inter_dim", "expert", "topk", "use_g1u1", "doweight_stage1"),
-    ("act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type"),
-)
+FAMILIES = {name: Family(**facts) for name, facts in RULES_TOML["aiter"]["families"].items()}
+GEMM, PRESHUFFLED, MOE = FAMILIES["gemm"], FAMILIES["preshuffled"], FAMILIES["moe"]
 
 
 def packaged(files: Files, family: Family) -> list[str]:
@@ -116,17 +111,13 @@ class Row:
         return GFX_OF_UNITS.get(self.units) if gfx in ("", "0") else gfx
 
     def is_block_fp8(self, fp8: str) -> bool:
-        """Whether it is for block FP8, of whatever act_type. All rows of GEMM are. fp8: the dtype, such as
-        `torch.float8_e4m3fn`"""
+        """Whether it is for block FP8, of whatever act_type. All rows of GEMM are. fp8: the dtype's name"""
         if self.family is not MOE:
             return True
-        _, *dtypes_and_type = self.texts
+        _, *types = self.texts
         use_g1u1, doweight_stage1 = self.numbers[6:]
-        return (
-            dtypes_and_type == ["torch.bfloat16", fp8, fp8, "QuantType.per_1x128"]
-            and use_g1u1 == 1
-            and doweight_stage1 == 0
-        )
+        is_plain_call = use_g1u1 == 1 and doweight_stage1 == 0
+        return is_plain_call and types == ["torch.bfloat16", fp8, fp8, "QuantType.per_1x128"]
 
     def cell(self, column: str) -> str:
         """The text of a cell; empty where it is missing, or the file does not have the column."""
@@ -182,9 +173,9 @@ class Table:
         self.family, self._files = family, files
         self.problems: list[Problem] = []
         """What is wrong with the files, on any GPU."""
-        self.dead = ""
+        self.why_no_row_is_found = ""
         """Why no look-up finds any row; empty where rows can be found."""
-        self.raises = ""
+        self.why_aiter_raises = ""
         """Why AITER's first look-up raises; empty where it does not."""
         self._setting = environment.get(family.variable, "")
         in_package = packaged(files, family)
@@ -207,14 +198,15 @@ class Table:
 
     def rows(self, arch: str) -> list[Row]:
         """The rows for an architecture, with any number of CUs, in the order of the merge."""
-        if self.family is not MOE:
-            return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
-        not_fallbacks = [row for row in self._rows if row.cell("_tag") != "flydsl_fallback"]
-        return [row for row in not_fallbacks if row.gfx in (arch, None)]
+        rows = self._rows
+        if self.family is MOE:
+            rows = [row for row in rows if row.cell("_tag") != "flydsl_fallback"]
+        elif not self.has_gfx:
+            return rows
+        return [row for row in rows if row.gfx in (arch, None)]
 
     def _read(self, name: str) -> _File | None:
-        """Reads a file as AITER does; None where AITER gets nothing from it. Either way it may add
-        problems."""
+        """Reads a file as AITER does; None where AITER gets nothing from it. It may add problems."""
         import pandas
 
         exists = Path(name).exists() if self._setting else self._files.has(name)
@@ -262,11 +254,10 @@ class Table:
     def _add_error(self, file: str, line: int, text: str) -> None:
         """Adds a problem for which AITER raises."""
         self._add_problem(file, line, text)
-        self.raises = self.raises or f"AITER raises before this look-up: see {file}"
+        self.why_aiter_raises = self.why_aiter_raises or f"AITER raises before this look-up: see {file}"
 
     def _check_numbers(self, column: str, read: Sequence[_File]) -> None:
-        """Where pandas does not read a column of the merged files as numbers, finds the cell that is the
-        cause and adds the problem."""
+        """Adds a problem for a cell because of which pandas reads a column of the merged files as text."""
         from pandas import concat, to_numeric
         from pandas.api.types import is_numeric_dtype
 
@@ -279,7 +270,7 @@ class Table:
             if is_text.any():
                 first = file.texts[is_text].iloc[0]
                 cell = f"{column} is {first[column]!r}"
-                self.dead = f"{file.name}:{first[LINE]}: {cell}, so no row is found"
+                self.why_no_row_is_found = f"{file.name}:{first[LINE]}: {cell}, so no row is found"
                 effect = f"none of the {count} rows of {self.family.name} is found"
                 text = f"{cell}: pandas reads the whole column as text, and {effect}"
                 self._add_problem(file.name, first[LINE], text)

@@ -6,22 +6,21 @@ Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called 
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernels.tables import Entry, Found, Problem
-from kernels.tables.files import TableError
+from kernels.tables import RULES_TOML, Entry, Found, Problem
+from kernels.tables.files import TableError, json_object
 
 if TYPE_CHECKING:
     from kernels.tables.files import Files
     from kernels.tuning import Target
 
 SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
-BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""The M of the buckets M_LEQ_ and M_GEQ_, where the source does not tell others."""
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
@@ -49,13 +48,12 @@ def places(arch: str, name: str) -> list[Place]:
     ]
 
 
-def bounds_of(files: Files) -> tuple[int, ...]:
-    """The M of the buckets, as this copy's source has them."""
-    try:
+def bounds_of(files: Files) -> list[int]:
+    """The M of the buckets M_LEQ_ and M_GEQ_, as this copy's source has them."""
+    match = None
+    with contextlib.suppress(TableError):
         match = re.search(r"STANDARD_M_BOUNDS = \(([\d, ]+)\)", files.text(SOURCE))
-    except TableError:
-        return BOUNDS
-    return tuple(int(bound) for bound in re.findall(r"\d+", match[1])) if match else BOUNDS
+    return list(map(int, re.findall(r"\d+", match[1]))) if match else RULES_TOML["aiter"]["triton_bounds"]
 
 
 class TritonTables:
@@ -63,24 +61,21 @@ class TritonTables:
 
     def __init__(self, files: Files) -> None:
         self._files, self._bounds = files, bounds_of(files)
-        # By file, its buckets and its text; None where it cannot be read.
-        self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
-        self._problems: dict[str, Problem] = {}
-        self.asked: dict[str, set[str]] = defaultdict(set)
+        self._problems: list[Problem] = []
+        self._endings: dict[str, set[str]] = defaultdict(set)
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, but not the
-        bucket `any`, which AITER calls untuned."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. Buckets of the shape's own file but `any` are hits."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         place = self._place(target, name)
         ending = f"-N={n}-K={k}.json"
-        self.asked[name].add(ending)
+        self._endings[name].add(ending)
         shaped = place.stem + ending  # the file for this shape
         if not self._files.has(place.default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {place.default}")
         file = shaped if self._files.has(shaped) else place.default
-        contents = self._json(file)
+        contents = self._contents(file)
         if contents is None:
             return Found(shaped, None, f"AITER raises: {file} cannot be read")
         buckets, text = contents
@@ -92,12 +87,11 @@ class TritonTables:
         kernel = _described(buckets[bucket])
         if file == place.default or bucket == "any":
             return Found(shaped, None, f"{bucket} of {file}:{line}: {kernel}")
-        bound = int(bucket.rsplit("_", 1)[1])
-        return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
+        _, _, bound = bucket.rpartition("_")
+        return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", int(bound), kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """The name of the bucket for m rows. Where no bound holds it is `any`, whether there is one or
-        not."""
+        """The name of the bucket for m rows; `any`, which may be missing, where no bound holds."""
         for bound in self._bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -107,38 +101,25 @@ class TritonTables:
         return "any"
 
     def _place(self, target: Target, name: str) -> Place:
-        """The first folder that has a default file, else the last one. AITER looks for the shape only
-        there."""
+        """The first folder that has a default file, else the last one. Only there AITER looks for shapes."""
         in_order = places(target.arch, name)
         return next((place for place in in_order if self._files.has(place.default)), in_order[-1])
 
-    def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
+    @functools.cache  # noqa: B019  # a copy of AITER is read once in a process
+    def _contents(self, file: str) -> tuple[dict[str, Any], str] | None:
         """The buckets of a file and its text. None where it cannot be read, which becomes a problem."""
-        if file not in self._read:
-            self._read[file] = None
-            try:
-                text = self._files.text(file)
-                buckets = json.loads(text)
-                if isinstance(buckets, dict):
-                    self._read[file] = (buckets, text)
-                else:
-                    self._say(file, "is not an object of buckets")
-            except TableError as error:
-                self._say(file, f"cannot be read ({error.reason})")
-            except json.JSONDecodeError as error:
-                self._say(file, f"is not JSON: {error.msg}", error.lineno)
-            except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
-                self._say(file, f"is not JSON: {type(error).__name__}")
-        return self._read[file]
-
-    def _say(self, file: str, text: str, line: int = 0) -> None:
-        self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
+        try:
+            text = self._files.text(file)
+            return json_object(text), text
+        except TableError as error:
+            reason = f"cannot be read ({error.reason}): AITER raises when it reads this file"
+            self._problems.append(Problem(file, error.line, reason))
+            return None
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files of the shapes that were looked up: no look-up reads them, they cannot
-        be read, or they lack large M."""
+        """What is wrong with files of shapes that were looked up: not read, not readable, or no large M."""
         found: list[Problem] = []
-        for name, endings in self.asked.items():
+        for name, endings in self._endings.items():
             used = self._place(target, name).stem
             stems = [place.stem for place in places(target.arch, name)]
             for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
@@ -149,20 +130,17 @@ class TritonTables:
                 elif shaped:
                     text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
-            misnamed = [
-                file
-                for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
-                if file.endswith((*endings, f"-{name}.json")) and not file.rsplit("/", 1)[1].startswith("gfx")
-            ]
-            if misnamed:
+            of_kernel = self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
+            asked = [file for file in of_kernel if file.endswith((*endings, f"-{name}.json"))]
+            if misnamed := [file for file in asked if not file.rpartition("/")[2].startswith("gfx")]:
                 text = f"{_files(misnamed)} never read: the name must begin with {target.arch}-"
                 found.append(Problem(misnamed[0], 0, text))
-        return [*self._problems.values(), *found]
+        return [*self._problems, *found]
 
     def _without_large_m(self, shaped: list[str]) -> Iterator[Problem]:
         """Files without a bucket for large M, at which a call raises."""
         for file in shaped:
-            contents = self._json(file)
+            contents = self._contents(file)
             if contents is None:  # this is a problem already
                 continue
             buckets, _ = contents

@@ -10,50 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kernels.engine_tuning import nearest_of
-from kernels.tables import Entry, Found, Problem
-from kernels.tables.files import Files, Place, TableError, within
+from kernels.tables import RULES_TOML, Entry, Found, Problem
+from kernels.tables.files import Files, Place, TableError, json_object, within
 from kernels.tuning import Target
 
 Config = Mapping[str, Any]
 """A configuration of Triton: option -> value."""
 
 
-def _config(m: int, n: int, group: int, stages: int) -> Config:
-    """A configuration for a tile of m x n, with what all defaults have in common."""
-    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": group}
-    return {**sizes, "num_warps": 4, "num_stages": stages}
-
-
-def _vllm_moe_default(m: int, is_rocm: bool) -> Config:
-    """get_default_config of vLLM's fused_moe.py, for FP8 with blocks of 128."""
-    rows = 16 if m <= 64 else 64
-    group = 1 if m <= 16 else 32
-    if is_rocm:
-        config = _config(rows, 128, group, 2)
-    elif m <= 8:
-        config = _config(rows, 64, group, 4 if m <= 4 else 3)
-    else:
-        config = _config(rows, 128, group, 3)
-    return {**config, "SPLIT_K": 1}
-
-
-def _sglang_moe_default(m: int, is_rocm: bool) -> Config:
-    """get_default_config of SGLang's fused_moe_triton_config.py, for FP8 with blocks of 128."""
-    return _config(64, 128, 32, 2 if is_rocm else 3)
-
-
 @dataclass(frozen=True)
 class Rules:
-    """What differs between the engines."""
+    """What differs between the engines (rules.toml)."""
 
     gemm: str
     """The package's folder of tables for GEMM."""
@@ -65,56 +40,35 @@ class Rules:
     """A pattern of what is replaced by `_` in a device's name."""
     variable: str
     """The environment variable that names another folder for MoE."""
-    below: tuple[str, ...]
-    """The path from that folder to the one in which the tables are."""
     gemm_default: Config
     """The configuration of a GEMM without a table."""
-    moe_default: Callable[[int, bool], Config]
-    """(tokens, whether this is ROCm) -> the configuration of a MoE without a table."""
+    moe_defaults: Mapping[str, Sequence[tuple[float, Config]]]
+    """By kind of platform, ascending: [most tokens, the configuration of a MoE without a table]."""
+    below: str = ""
+    """The subfolder of the variable's folder that has the tables; empty: that folder itself."""
+
+    def moe_default(self, kind: str, tokens: int) -> Config:
+        """The configuration of a MoE without a table. kind: of the platform"""
+        configs = self.moe_defaults["rocm" if kind == "rocm" else "cuda"]
+        return next(config for most_tokens, config in configs if tokens <= most_tokens)
 
 
-RULES: Mapping[str, Rules] = {
-    "vllm": Rules(
-        gemm="vllm/model_executor/layers/quantization/utils/configs",
-        moe="vllm/model_executor/layers/fused_moe/configs",
-        block="[128,128]",
-        space=r"[\s/]+",
-        variable="VLLM_TUNED_CONFIG_FOLDER",
-        below=(),
-        gemm_default=_config(64, 128, 32, 2),
-        moe_default=_vllm_moe_default,
-    ),
-    "sglang": Rules(
-        gemm="sglang/kernels/ops/gemm/configs",
-        moe="sglang/srt/layers/moe/moe_runner/triton_utils/configs",
-        block="[128, 128]",
-        space=" ",
-        variable="SGLANG_MOE_CONFIG_DIR",
-        below=("configs",),
-        gemm_default=_config(64, 128, 32, 3),
-        moe_default=_sglang_moe_default,
-    ),
-}
+RULES = {engine: Rules(**rules) for engine, rules in RULES_TOML["engines"].items()}
 
 IMPOSSIBLE = "AMD_Instinct_MI3(00|08|25)X?_OAM"
 """A pattern of device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
-INVARIANT: Config = {
-    "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
-}  # fmt: skip
+INVARIANT: Config = RULES_TOML["batch_invariant"]
 """What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
+INVARIANT_NOTE = "VLLM_BATCH_INVARIANT: no table is read"
 
-NOTHING = "no such folder in the package, or none that may be read"
+NO_FOLDER = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<format>,.*?)?(_down)?\.json")
 """A name of a file. `format`: what `file_name` writes behind the device."""
 
 
 class EngineTables:
-    """The tables of one engine.
-
-    The variables VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT have their effect.
-    With --enable-deterministic-inference or torch.compile SGLang uses no table; these options are not known
-    here.
-    """
+    """The tables of one engine, by VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT.
+    SGLang uses none with --enable-deterministic-inference or torch.compile, which are not known here."""
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
         """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""
@@ -123,12 +77,11 @@ class EngineTables:
         self._rules = RULES[engine]
         own_folder = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own_folder}"
-        self._own = None if own_folder is None else Path(own_folder, *self._rules.below)
+        self._own_folder = None if own_folder is None else Path(own_folder, self._rules.below)
         invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
         if invariant not in ("0", "1"):
             raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1")
         self._invariant = invariant == "1"
-        self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
@@ -138,23 +91,23 @@ class EngineTables:
         self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
-            return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
+            return Found(file, None, fallback, (INVARIANT_NOTE,))
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
-        if stop := self._stop(table, m, "BLOCK_SIZE_K"):
+        if stop := self._why_stopped(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
         entry_m = nearest_of(table.by_m, m)
         notes = self._notes(target, table, m)
         config = table.by_m[entry_m]
-        k = config["BLOCK_SIZE_K"]
-        divides_block = 128 % k == 0
-        if self.engine == "sglang" and k < 128 and (target.kind == "rocm" or not divides_block):
+        tile_k = config["BLOCK_SIZE_K"]
+        is_raised = tile_k < 128 and (target.kind == "rocm" or 128 % tile_k != 0)
+        if self.engine == "sglang" and is_raised:
             config = {**config, "BLOCK_SIZE_K": 128}
-            notes += (f"BLOCK_SIZE_K {k} of the file is raised to 128",)
-        return Found(file, _entry(table, entry_m, as_text(config)), notes=notes)
+            notes += (f"BLOCK_SIZE_K {tile_k} of the file is raised to 128",)
+        return Found(file, table.entry(entry_m, as_text(config)), notes=notes)
 
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
         """Looks up a fused MoE as try_get_optimal_moe_config of the engine does.
@@ -162,15 +115,13 @@ class EngineTables:
         SGLang has a second file, for the down projection. vLLM limits the K of a tile to that of a block
         (invoke_fused_moe_triton_kernel).
 
-        tokens:  rows of the call
-        inter:   the intermediate size on this rank
-        experts: how many experts this rank has, including the shared expert where it is fused
+        inter, experts: the intermediate size and the experts of this rank, with a shared one that is fused
         """
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(within(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         self._asked[name] = None
         if self._invariant:
-            return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
+            return Found(shown, None, as_text(INVARIANT), (INVARIANT_NOTE,))
         try:
             up = self._first(target, name)
             down = self._first(target, _down(name)) if self.engine == "sglang" else None
@@ -179,13 +130,13 @@ class EngineTables:
         # SGLang reads the M of a tile from all entries of the file for down; without one, of the file for up.
         for table in filter(None, (up, down)):
             is_last = table is (down or up)
-            if stop := self._stop(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
+            if stop := self._why_stopped(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
                 return Found(table.file, None, stop)
         entry: Entry | None = None
         notes: tuple[str, ...] = ()
-        config = self._rules.moe_default(tokens, target.kind == "rocm")
+        config = self._rules.moe_default(target.kind, tokens)
         if up and up.by_m:
-            entry = _entry(up, nearest_of(up.by_m, tokens), "")
+            entry = up.entry(nearest_of(up.by_m, tokens), "")
             config = up.by_m[entry.m]
             notes = self._notes(target, up, tokens)
         elif up:
@@ -209,8 +160,7 @@ class EngineTables:
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
     def untuned(self, target: Target) -> dict[str, str]:
-        """By a file's name, a list of the tables of an op that were looked for and do not exist, as the
-        engine's tuner names them."""
+        """By a file's name, the missing tables that were looked for, as the engine's tuner names them."""
         texts: dict[str, str] = {}
         for name in self._missed(target):
             op = "block_scale_gemm" if name.startswith("N=") else "fused_moe"
@@ -222,25 +172,24 @@ class EngineTables:
         return [name for name in self._asked if not self._all_places(target, name)]
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files of the shapes that were looked up, one problem for each kind and
-        folder."""
+        """What is wrong with files of shapes that were looked up, one problem for each kind and folder."""
         found: list[Problem] = []
         if self._asks("N="):
             found += self._of_folder(self._rules.gemm, self._device(target))
+        moe_device = self._device(target, is_moe=True)
         if self._asks("E="):
-            found += self._of_moe(self._device(target, is_moe=True))
-        if self._own is not None and self._asks("E="):
-            texts = self._of_variable(self._device(target, is_moe=True))
+            found += self._of_moe(moe_device)
+        if self._own_folder is not None:
+            texts: Iterable[str] = ["no kernel of this deployment looks into it"]
+            if self._asks("E="):
+                texts = self._of_variable(moe_device)
             found += [Problem(self._setting, 0, text) for text in texts]
-        elif self._own is not None:
-            found.append(Problem(self._setting, 0, "no kernel of this deployment looks into it"))
         return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target)]
 
     def _asks(self, start: str) -> bool:
         """Whether tables whose names begin so were looked up: `N=` for GEMM, `E=` for MoE."""
-        if start == "E=" and self._invariant:
-            return False
-        return any(name.startswith(start) for name in self._asked)
+        is_ignored = start == "E=" and self._invariant
+        return not is_ignored and any(name.startswith(start) for name in self._asked)
 
     def _of_moe(self, device: str) -> Iterator[Problem]:
         """What is wrong in the folders for MoE."""
@@ -275,7 +224,7 @@ class EngineTables:
             yield Problem(str(folder), 0, error.reason)
             return
         if not names and isinstance(folder, str):
-            yield Problem(folder, 0, NOTHING)
+            yield Problem(folder, 0, NO_FOLDER)
         own_format = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
         asked_shapes = {name.partition("device_name=")[0] for name in self._asked}
         never_read = Counter[str]()
@@ -306,22 +255,18 @@ class EngineTables:
             return
         if not table.by_m:
             yield Problem(table.file, 0, "no entry, so the default runs")
-        by_reason: dict[str, list[int]] = {}
-        for m, reason in table.bad.items():
-            by_reason.setdefault(reason, []).append(m)
-        for reason, ms in by_reason.items():
+        for reason in dict.fromkeys(table.bad.values()):
+            ms = [m for m, other_reason in table.bad.items() if other_reason == reason]
             text = f"M {', '.join(map(str, ms))}: {reason}; a launch with it fails"
             yield Problem(table.file, table.lines.get(ms[0], 0), text)
-        for text in filter(None, (table.unknown, table.thin)):
+        for text in table.doubts:
             yield Problem(table.file, 0, text)
 
     def _elsewhere(self, target: Target) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
         missed = self._missed(target)
-        for start in ("N=", "E="):
+        for start in filter(self._asks, ("N=", "E=")):
             is_moe = start == "E="
-            if not self._asks(start) or not any(name.startswith(start) for name in missed):
-                continue
             device = self._device(target, is_moe)
             try:
                 folders = self._folders if is_moe else [self._rules.gemm]
@@ -332,7 +277,7 @@ class EngineTables:
             for parts in filter(None, map(NAME.fullmatch, names)):
                 other = parts["device"]
                 is_of_vendor = other.split("_")[0] == device.split("_")[0]
-                if is_of_vendor and parts[0].replace(f"={other},", f"={device},") in missed:
+                if is_of_vendor and parts.string.replace(f"={other},", f"={device},") in missed:
                     others.add(other)
             model = _model(device) or device
             other_models = sorted(other for other in others if _model(other) != model)
@@ -342,12 +287,9 @@ class EngineTables:
 
     def _shadowed(self, target: Target) -> Iterator[Problem]:
         """Files for MoE that were looked up and exist in more than one folder."""
-        if not self._asks("E="):
-            return
-        names: list[str] = []
-        for name in self._asked:
-            if name.startswith("E="):
-                names += [name, _down(name)] if self.engine == "sglang" else [name]
+        names = [name for name in self._asked if name.startswith("E=") and not self._invariant]
+        if self.engine == "sglang":
+            names = [file for name in names for file in (name, _down(name))]
         for name in names:
             places = self._all_places(target, name)
             if len(places) > 1:
@@ -357,27 +299,24 @@ class EngineTables:
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is doubtful about the entry that m rows use."""
         entry_m = nearest_of(table.by_m, m)
-        notes = [table.unknown, table.thin]
+        notes = table.doubts
         if m > 2 * entry_m or 2 * m < entry_m:
             notes.append(f"the nearest M is {entry_m}, for {m}")
         if self.engine == "vllm":
             if table.triton and target.triton not in ("", table.triton):
                 notes.append(f"tuned with Triton {table.triton}, here {target.triton}")
-            if self._own is not None and table.file.startswith(self._rules.moe):
+            if self._own_folder is not None and table.file.startswith(self._rules.moe):
                 notes.append(f"not in {self._setting}")
         elif not table.file.startswith(self._rules.gemm):
             folder = Path(table.file).parent.name
             if folder != _version_folder(target):
                 version = target.triton or "of unknown version"
                 notes.append(f"of {folder}, as there is none for Triton {version}")
-        return tuple(note for note in notes if note)
+        return tuple(notes)
 
-    def _stop(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens instead of a launch; empty where nothing fails.
-
-        of_all: the size that SGLang reads from every entry of the table, not only from the one that it uses;
-                empty for none
-        """
+    def _why_stopped(self, table: Configurations, m: int, of_all: str) -> str:
+        """What happens instead of a launch; empty where nothing fails. of_all: the size, if any, that SGLang
+        reads from every entry of the table, not only from the one that it uses"""
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all:
@@ -393,7 +332,7 @@ class EngineTables:
 
     @property
     def _moe_root(self) -> Place:
-        return self._rules.moe if self._own is None else self._own
+        return self._rules.moe if self._own_folder is None else self._own_folder
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
         """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
@@ -411,8 +350,7 @@ class EngineTables:
         folders: list[Place] = [self._rules.gemm]
         if name.startswith("E="):
             exact = within(self._moe_root, _version_folder(target))
-            # SGLang lists the other folders only if this one lacks the file. A wrong name among them stops
-            # it.
+            # SGLang lists the other folders, and stops at a wrong name, only if this one lacks the file.
             if self.engine == "sglang" and self._files.has(within(exact, name)):
                 yield within(exact, name)
             folders = [folder for folder in self._folders if folder != exact]
@@ -435,13 +373,13 @@ class EngineTables:
     def _folders(self) -> list[Place]:
         """The folders for MoE, in the engine's order. Raises TableError where SGLang stops at one."""
         if self.engine == "vllm":
-            return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
+            return [self._rules.moe] if self._own_folder is None else [self._own_folder, self._rules.moe]
         names = self._files.inside(self._moe_root)
         if isinstance(self._moe_root, str):
             # A zip lists only files, so the folders follow from the names of the files in them.
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
-                raise TableError(NOTHING, self._moe_root)
+                raise TableError(NO_FOLDER, self._moe_root)
         by_version: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):
@@ -451,15 +389,14 @@ class EngineTables:
                     raise TableError(f"the name {name} is not triton_ and a version") from None
         return [within(self._moe_root, by_version[version]) for version in sorted(by_version, reverse=True)]
 
+    @functools.cache  # noqa: B019  # an engine is read once in a process
     def _load(self, place: Place) -> Configurations:
-        if place not in self._loaded:
-            file = str(place)
-            says_triton = self.engine == "vllm" and not Path(file).name.startswith("N=")
-            try:
-                self._loaded[place] = parse(file, self._files.text(place), says_triton)
-            except TableError as error:
-                self._loaded[place] = Configurations(file, broken=error.reason)
-        return self._loaded[place]
+        file = str(place)
+        says_triton = self.engine == "vllm" and not Path(file).name.startswith("N=")
+        try:
+            return parse(file, self._files.text(place), says_triton)
+        except TableError as error:
+            return Configurations(file, broken=error.reason)
 
 
 def file_name(shape: str, device: str, block: str) -> str:
@@ -487,32 +424,23 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-def _entry(table: Configurations, m: int, kernel: str) -> Entry:
-    return Entry(table.file, table.lines.get(m, 0), str(m), m, kernel)
-
-
 def _grouped(problems: list[Problem]) -> list[Problem]:
     """The problems, with one in place of several whose text and folder are the same."""
-    alike: dict[tuple[str, str], list[Problem]] = {}
+    alike: dict[tuple[str, str], list[Problem]] = defaultdict(list)
     for problem in problems:
         folder = problem.file.rpartition("/")[0]
-        alike.setdefault((folder, problem.text), []).append(problem)
-    grouped = []
-    for first, *others in alike.values():
-        if others:
-            first = Problem(first.file, 0, f"{first.text}; {len(others)} more like it")
-        grouped.append(first)
-    return grouped
+        alike[folder, problem.text].append(problem)
+    return [
+        Problem(first.file, 0, f"{first.text}; {len(others)} more like it") if others else first
+        for first, *others in alike.values()
+    ]
 
 
 # The contents of a file: configurations by M
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """The sizes without which a launch fails."""
-OPTIONS = (
-    "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
-    "num_warps", "waves_per_eu",
-)  # fmt: skip
+OPTIONS = RULES_TOML["options"]
 """Options for which the kernels have defaults."""
 
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
@@ -538,21 +466,23 @@ class Configurations:
     line: int = 0
     """The line of what is broken; 0 if unknown."""
 
-    @property
-    def thin(self) -> str:
-        """Says that there are few entries, as when a tuner was stopped, or only its last process wrote the
-        file (vLLM #36840)."""
-        keys = sorted(self.by_m)
-        if 0 < len(keys) < 8:
-            return f"thin: only entries for M {', '.join(map(str, keys))}"
-        return f"thin: no entry below M {keys[0]}" if keys and keys[0] > 64 else ""
+    def entry(self, m: int, kernel: str) -> Entry:
+        return Entry(self.file, self.lines.get(m, 0), str(m), m, kernel)
 
     @property
-    def unknown(self) -> str:
-        """Names the options that no kernel has, such as a misspelled one."""
+    def doubts(self) -> list[str]:
+        """Names options that no kernel has, such as a misspelled one; and says that there are few entries, as
+        when a tuner was stopped, or only its last process wrote the file (vLLM #36840)."""
+        doubts = []
         names = {name for m in self.by_m.keys() - self.bad.keys() for name in self.by_m[m]}
-        others = sorted(names - {*TILE, *OPTIONS})
-        return f"no kernel is known to take {', '.join(others)}" if others else ""
+        if others := sorted(names - {*TILE, *OPTIONS}):
+            doubts.append(f"no kernel is known to take {', '.join(others)}")
+        ms = sorted(self.by_m)
+        if 0 < len(ms) < 8:
+            doubts.append(f"thin: only entries for M {', '.join(map(str, ms))}")
+        elif ms and ms[0] > 64:
+            doubts.append(f"thin: no entry below M {ms[0]}")
+        return doubts
 
 
 def parse(file: str, text: str, says_triton: bool) -> Configurations:
@@ -560,14 +490,9 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     if "\ufffd" in text:
         return Configurations(file, broken="not UTF-8")
     try:
-        whole = json.loads(text)
-    except json.JSONDecodeError as error:
-        reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
-        return Configurations(file, broken=reason, line=error.lineno)
-    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
-        return Configurations(file, broken=f"not JSON: {type(error).__name__}")
-    if not isinstance(whole, dict):
-        return Configurations(file, broken="not a JSON object")
+        whole = json_object(text)
+    except TableError as error:
+        return Configurations(file, broken=error.reason, line=error.line)
     triton = str(whole.pop("triton_version", "")) if says_triton else ""
     lines = {int(key[1]): text.count("\n", 0, key.start()) + 1 for key in KEY.finditer(text)}
     by_m: dict[int, Config] = {}

@@ -4,56 +4,36 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 import zipfile
 import zlib
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
+
+from kernels.tables import RULES_TOML
 
 RECORDED = Path(__file__).parent / "recorded"
 """Has a zip for each library, with its tables for DeepSeek's shapes. tools/record_tables.py makes them."""
-
-PLACES = (
-    "{package}",
-    "python/{package}",
-    "lib/python3*/site-packages/{package}",
-    "*/lib/python3*/*-packages/{package}",
-    "*/*/lib/python3*/*-packages/{package}",
-    "opt/conda/envs/*/lib/python3*/site-packages/{package}",
-    "*/{package}/{package}",
-    "*/*/{package}",
-)
-"""Where a package may be below a path, which is a checkout, an environment or the files of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 """A line such as `__version__ = version = '0.1.20'` in a package's source."""
 
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""The exceptions that reading a damaged zip raises."""
-
+"""The exceptions that reading a file or a damaged zip raises."""
 
 Place = str | Path
-"""A file or folder: a str in the package, by a name such as `aiter/configs`; a Path where an environment
-variable names it."""
+"""A file or folder: in the package a str such as `aiter/configs`; a Path where a variable names it."""
 
 
 class TableError(ValueError):
     """A table or library cannot be read. The text is one line that says which, and why."""
 
-    def __init__(self, reason: str, name: str = "") -> None:
+    def __init__(self, reason: str, name: str = "", line: int = 0) -> None:
+        """name, line: the file that cannot be read, with which the text begins, and the line in it"""
         super().__init__(f"{name}: {reason}" if name else reason)
-        self.reason = reason
-        """The text without the name of what cannot be read."""
-
-
-def _read(path: Path, name: str) -> str:
-    """The text of a file, with U+FFFD for bytes that are not UTF-8. Raises TableError."""
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise TableError("is not a regular file", name)  # reading a pipe may never end
-        return path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise TableError(error.strerror or str(error), name) from None
+        self.reason, self.name, self.line = reason, name, line
 
 
 class Files:
@@ -92,25 +72,29 @@ class Files:
         except OSError as error:
             raise TableError(error.strerror or str(error), str(folder)) from None
 
+    def _path(self, name: Place) -> Path:
+        return name if isinstance(name, Path) else self._root / name
+
     def has(self, name: Place) -> bool:
         if self._zip and isinstance(name, str):
             return name in self._zip.NameToInfo
         try:
-            path = name if isinstance(name, Path) else self._root / name
-            return path.is_file()
+            return self._path(name).is_file()
         except OSError:  # no permission to enter the folder
             return False
 
     def text(self, name: Place) -> str:
         """The text of a file, with U+FFFD for bytes that are not UTF-8. Raises TableError."""
-        if isinstance(name, Path):
-            return _read(name, str(name))
-        if not self._zip:
-            return _read(self._root / name, name)
+        path = self._path(name)
         try:
-            return self._zip.read(name).decode(errors="replace")
+            if self._zip and isinstance(name, str):
+                return self._zip.read(name).decode(errors="replace")
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise TableError("is not a regular file", str(name))  # reading a pipe may never end
+            return path.read_bytes().decode(errors="replace")
         except UNREADABLE as error:
-            raise TableError(str(error), name) from None
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise TableError(reason or str(error), str(name)) from None
 
     @functools.cached_property
     def version(self) -> str:
@@ -146,6 +130,20 @@ class Files:
         return ""
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Reads the text of a JSON file. Raises TableError."""
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
+        raise TableError(reason, line=error.lineno) from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        raise TableError(f"not JSON: {type(error).__name__}") from None
+    if not isinstance(whole, dict):
+        raise TableError("not a JSON object")
+    return whole
+
+
 def within(folder: Place, name: str) -> Place:
     """The file or folder of this name in a folder."""
     return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
@@ -157,7 +155,7 @@ def _parent(package: str, path: Path) -> Path:
         raise TableError(f"{path}: no such file or folder")
     if path.name == package and (path / "__init__.py").is_file():
         return path.parent
-    for place in PLACES:
+    for place in RULES_TOML["places"]:
         for folder in sorted(path.glob(place.format(package=package))):
             if (folder / "__init__.py").is_file() or (folder / "configs").is_dir():
                 return folder.parent
@@ -165,14 +163,14 @@ def _parent(package: str, path: Path) -> Path:
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """The files of a library at a path. Without a path, those of the installed library. The recorded ones if
-    it is not installed, and where the path is the word `recorded`. Raises TableError."""
-    if path is None:
-        spec = importlib.util.find_spec(package)  # this imports nothing
-        for folder in (spec.submodule_search_locations if spec else None) or ():
-            is_other_package = package == "aiter" and not (Path(folder) / "configs").is_dir()  # that of PyPI
-            if not is_other_package:
-                return Files(package, Path(folder).parent)
-    elif path != Path("recorded"):
-        return Files(package, path)
-    return Files(package, RECORDED / f"{package}.zip")
+    """The files of a library at a path; the word `recorded` stands for that of the recorded ones. Without a
+    path, those of the installed library, or the recorded ones if it is not installed. Raises TableError."""
+    recorded = RECORDED / f"{package}.zip"
+    if path is not None:
+        return Files(package, recorded if path == Path("recorded") else path)
+    spec = importlib.util.find_spec(package)  # this imports nothing
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        is_other_package = package == "aiter" and not Path(folder, "configs").is_dir()  # that of PyPI
+        if not is_other_package:
+            return Files(package, Path(folder).parent)
+    return Files(package, recorded)

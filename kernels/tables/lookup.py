@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernels.tables import Found, Problem
+from kernels.tables import RULES_TOML, Found, Problem
 from kernels.tables.aiter import AiterTables
 from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
 from kernels.tuning import Target
 from shapes.case import Size
-from shapes.toml import read_toml
 
 LIBRARIES = ("aiter", "vllm", "sglang")
 """The libraries that have tuned tables."""
 
-WITHOUT_TABLES: Mapping[str, str] = read_toml(Path(__file__).with_name("without.toml"))
+WITHOUT_TABLES: Mapping[str, str] = RULES_TOML["without"]
 """By how the name of a row begins: what decides how the row runs, where its library has no table."""
 
 
 def decides_without(op: str, row: str) -> str:
     """What decides how a row runs if its library has no table; empty if unknown."""
     starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
-    if not starts:
-        return ""
-    start = max(starts, key=len)
+    start = max(starts, key=len, default="")
     if start == "flashinfer" and op not in ("block_scale_gemm", "fused_moe"):
         return ""  # this text is about GEMM and MoE
-    return WITHOUT_TABLES[start]
+    return WITHOUT_TABLES.get(start, "")
 
 
 class Lookups:
@@ -42,13 +39,9 @@ class Lookups:
         columns: int = 0,
         masked: bool = False,
     ) -> None:
-        """Reads nothing yet.
-
-        paths:       where libraries are, by name; `files.library` finds those that are not named
-        environment: the variables that are set for the engine
-        columns:     how many columns of `topk_ids` AITER's fused_moe gets
-        masked:      whether fused_moe gets an expert mask
-        """
+        """paths:           where libraries are, by name; `files.library` finds those that are not named
+        environment:     the variables that are set for the engine
+        columns, masked: how many columns of `topk_ids` AITER's fused_moe gets, and whether an expert mask"""
         self._target, self._paths, self._environment = target, paths, environment
         self._columns, self._masked = columns, masked
         self._files: dict[str, Files] = {}

@@ -202,7 +202,7 @@ def taken(op_name: str, text: str, boundary: str, place: str) -> list[Any]:
     table = row.engine_table(kernels.OPS[op_name].sizes(parse(text)[0]))
     names = vars(EngineConfig(0, 0, 0, 0, 0, 0))
     options = {key: value for key, value in launches[0].items() if key in names}
-    return [next(iter(table.files)), table.now, options]
+    return [next(iter(table.files)), table.entry, options]
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def set_rules(
     ]  # fmt: skip
     made = {"version": "1.0", "triton": "3.0", "default": entries}
     engines.defaults.cache_clear()
-    monkeypatch.setattr(engines, "_read", lambda engine: made)
+    monkeypatch.setattr(engines, "facts", lambda engine: made)
     # What the patch left in the cache must not outlive it.
     monkeypatch.setattr(engines, "defaults", functools.cache(engines.defaults.__wrapped__))
 

@@ -70,12 +70,13 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     if template is not None:
         _print_template(template, json_to)
         return
+    from harness.cli.serving.ab_display import planned
     from harness.plan.budget import parse_seconds
     from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, require_none
-    from harness.serving.ab.result import finished, planned, predicted
+    from harness.serving.ab.result import finished, predicted
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
@@ -155,9 +156,10 @@ def parse_arm(text: str) -> tuple[str, JsonObject]:
 
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     """Measures what the record lacks, prints the result and returns the exit code. text: what will be done"""
+    from harness.cli.serving.ab_display import shown
     from harness.progress import Progress
     from harness.report.terminal import show
-    from harness.serving.ab.result import finished, shown, summary
+    from harness.serving.ab.result import finished, summary
     from harness.serving.ab.session import Session
 
     log = Progress(quiet).note

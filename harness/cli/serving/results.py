@@ -78,9 +78,10 @@ def compare(
     """Compare two serving results, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
+    from harness.cli.serving.results_display import comparison_text
     from harness.serving.clients.load import beside_each_other
     from harness.serving.compare.alike import compare as compare_quantities
-    from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of
+    from harness.serving.compare.alike import default_metric, find, quantity_of
     from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
 
     require_writable(json_to, None)
@@ -122,10 +123,11 @@ def ledger(files: tuple[str, ...], json_to: str | None) -> None:
 
 def print_ledgers(files: Sequence[str], json_to: str | None) -> None:
     """Prints the rows of ledgers or writes them as JSON; without files it prints counts over all ledgers."""
-    from harness.serving.ledger import as_json, known_rows, ledger_text
+    from harness.cli.serving.results_display import ledger_json, ledger_text
+    from harness.serving.ledger import known_rows
 
     rows = list(known_rows(files))
-    answer(json_to, as_json(rows), lambda: ledger_text(rows, bool(files)))
+    answer(json_to, ledger_json(rows), lambda: ledger_text(rows, bool(files)))
 
 
 @click.command("observe")

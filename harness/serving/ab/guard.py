@@ -25,13 +25,14 @@ import time
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-TICK_S = 0.05
-IDLE_S = 60.0
-MOST_S = 30.0
+TICK_S = 0.05  # between two looks at processes that are to end
+IDLE_S = 60.0  # the longest sleep while the command runs
+MOST_S = 30.0  # the most for killing all processes, and for STOP beyond GRACE
 
 
 def main() -> None:
-    orders, code_to, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
+    orders, code_to = int(sys.argv[1]), int(sys.argv[2])
+    grace, stop, command = float(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5:]
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # only the pipe of orders ends the command
     libc = ctypes.CDLL(None, use_errno=True)
@@ -47,7 +48,6 @@ def main() -> None:
             if os.getppid() != guard:
                 os._exit(127)
 
-    command = sys.argv[5:]
     try:  # the command inherits none of the descriptors
         process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:
@@ -64,7 +64,7 @@ def main() -> None:
 
 def _wait(orders: int, child: int) -> int | None:
     """The command's exit code (a signal's is negative), or None to end it. It sleeps: it may take no time."""
-    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a signal writes into it, and ends the sleep
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while (code := _reap(child)) is None:
@@ -87,13 +87,14 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
         if code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
-        until, left = time.monotonic() + grace / 3, True
-        while left and time.monotonic() < until:
+        until = time.monotonic() + grace / 3
+        are_left = True
+        while are_left and time.monotonic() < until:
             # They are listed before they are collected, so that the exit code of the last one is not missed.
-            left = bool(descendants(os.getpid()))
+            are_left = bool(descendants(os.getpid()))
             ended = _reap(child)
             code = code if ended is None else ended
-            time.sleep(TICK_S if left else 0)
+            time.sleep(TICK_S if are_left else 0)
     return -signal.SIGKILL if code is None else code
 
 
@@ -123,19 +124,22 @@ def _reap(child: int) -> int | None:
 
 def descendants(root: int) -> list[int]:
     """The living descendants of a process, ancestors first."""
-    parents = {}
+    parents: dict[int, int] = {}
+    dead = set()
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-            parents[int(name)] = (int(parent), state not in (b"Z", b"X"))
-    pids, queue = [], [root]
+            parents[int(name)] = int(parent)
+            if state in (b"Z", b"X"):  # ended, and perhaps not collected
+                dead.add(int(name))
+    found, queue = [], [root]
     while queue:
         above = queue.pop()
-        children = [pid for pid, (parent, _) in parents.items() if parent == above]
-        pids += [pid for pid in children if parents[pid][1]]
+        children = [pid for pid, parent in parents.items() if parent == above]
+        found += children
         queue += children
-    return pids
+    return [pid for pid in found if pid not in dead]
 
 
 if __name__ == "__main__":

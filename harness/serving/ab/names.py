@@ -22,20 +22,20 @@ from harness.serving.ab.templates import gone
 
 ASK = """import importlib.util, json, sys
 spec = importlib.util.find_spec(sys.argv[1]) if sys.argv[1] else None
-found = list(spec.submodule_search_locations or []) or [spec.origin] if spec else []
-print(json.dumps([found, [p for p in sys.path if p] + [sys.executable]]))"""
-# Read by the system, by Python, or by runtimes that put the name together.
+package = (list(spec.submodule_search_locations or []) or [spec.origin]) if spec else []
+print(json.dumps([package, [path for path in sys.path if path] + [sys.executable]]))"""
+"""Prints where the module of the first argument is, and the paths that its Python searches."""
+# Variables that are read by the system, by Python, or by runtimes that put the name together.
 OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PATH|HOME|TMPDIR|TZ|LANG|USER")
 LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
-# Suffixes of sources; what is no code in them (docstrings, comments); and how a name is read in the rest: in
-# Python `.NAME`, or the string unless it begins a line of a list or table; in C the string.
-SOURCES = (
-    ((".py",), re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL),
-     r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""),
-    ((".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip"), re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL),
-     '"NAME"'),
-)  # fmt: skip
+PYTHON, C = (".py",), (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
+# What is no code: docstrings and comments.
+NO_PYTHON = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)
+NO_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# How a name is read: in Python as `.NAME`, or as a string unless that begins a line of a list or table.
+READ_IN_PYTHON = r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""
+READ_IN_C = '"NAME"'
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # a field of SGLang's server arguments
 
 
@@ -46,39 +46,40 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
     if not names:
         return []
     package, roots, why = _installed(launch(plan, plan.base, "a-name", plan.port, Path("/cache")))
-    found: list[JsonObject] = []
+    entries: list[JsonObject] = []
     if why:
-        found.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
+        entries.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
         unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
     else:
         say(f"looking up {', '.join(names)} in what is installed")
         unread = [*_variables(variables, roots), *_flags(flags, package)]
     for name, says in unread:
         today = f"; today: {gone()[name]}" if gone().get(name) else ""
-        found.append({"name": name, "found": False, "says": says + today})
-    return found
+        entries.append({"name": name, "found": False, "says": says + today})
+    return entries
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
     """The engine's package and the folders that its Python searches; or why they are not known."""
-    program, *rest = command.words
+    program, *arguments = command.words
     name, module = Path(program).name, ""
     if name in (*FOREIGN, *SHELLS, "mpirun"):
         return [], [], f"the engine of a command that {name} runs is not looked into"
     if not re.fullmatch(r"python[\d.]*", name):
+        # A script that pip installs: its first line has the Python, and it imports the engine.
         text = Path(program).read_text("utf-8", errors="replace")[:4096] if Path(program).is_file() else ""
         program = text.splitlines()[0][2:].strip() if text.startswith("#!") else ""
         imported = re.search(r"^\s*(?:from|import) (?!sys|re\b)(\w+)", text, re.MULTILINE)
         module = imported[1] if imported else ""
-    elif "-m" in rest[:-1]:
-        module = rest[rest.index("-m") + 1].partition(".")[0]
+    elif "-m" in arguments[:-1]:
+        module = arguments[arguments.index("-m") + 1].partition(".")[0]
     try:
         ask = [program, "-c", ASK, module]
         done = subprocess.run(ask, env=command.environment(), capture_output=True, timeout=120, check=True)
         package, paths = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return [], [], f"{command.words[0]} is not here, or no Python program"
-    own = [*map(Path, package), *(Path(word) for word in rest if word.endswith(".py"))]
+    own = [*map(Path, package), *(Path(word) for word in arguments if word.endswith(".py"))]
     if not own:
         return [], [], f"no {module or 'engine'} is installed for {program}"
     return own, [*own, *map(Path, [*paths, *LIBRARIES])], ""
@@ -86,49 +87,52 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
     """The variables that no Python code reads and that no library's binary or C source contains."""
-    wanted = {name for name in names if not OF_SYSTEM.fullmatch(name)}
-    sources = tuple(suffix for suffixes, _, _ in SOURCES for suffix in suffixes)
-    for suffixes in (sources, (".so",)):  # binaries are large, so they come last
-        for file in _files(roots, suffixes) if wanted else ():
-            wanted -= set(_read(file, wanted))
-    for name in sorted(wanted):
+    unread = {name for name in names if not OF_SYSTEM.fullmatch(name)}
+    for suffixes in (PYTHON + C, (".so",)):  # binaries are large, so they come last
+        for file in _files(roots, suffixes) if unread else ():
+            unread -= set(_read(file, unread))
+    for name in sorted(unread):
         yield name, f"nothing installed reads {name}"
 
 
 def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
     """The names that a source reads, or that a binary contains as a word."""
-    kind = next((kind for kind in SOURCES if file.suffix in kind[0]), None)
     with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         for name in names:
             forms = {name, re.sub("^SGL_", "SGLANG_", name)}  # SGLang reads SGL_* as SGLANG_*
-            for form in (form for form in forms if data.find(form.encode()) >= 0):
-                if kind:
-                    code = kind[1].sub("", data[:].decode(errors="replace"))
-                    used = bool(re.search(kind[2].replace("NAME", form), code, re.MULTILINE))
-                else:
-                    used = bool(re.search(rf"\b{form}\b".encode(), data))
-                if used:
-                    yield name
+            if any(data.find(form.encode()) >= 0 and _is_read(file, data, form) for form in forms):
+                yield name
+
+
+def _is_read(file: Path, data: mmap.mmap, name: str) -> bool:
+    if file.suffix not in PYTHON + C:
+        return bool(re.search(rf"\b{name}\b".encode(), data))
+    no_code, reading = (NO_PYTHON, READ_IN_PYTHON) if file.suffix in PYTHON else (NO_C, READ_IN_C)
+    code = no_code.sub("", data[:].decode(errors="replace"))
+    return bool(re.search(reading.replace("NAME", name), code, re.MULTILINE))
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
     """The flags that the engine does not declare, or declares and never reads."""
-    wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
-    files = [file for file in _files(package, (".py",)) if os.access(file, os.R_OK)] if wanted else []
+    examined = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
+    files = [file for file in _files(package, PYTHON) if os.access(file, os.R_OK)] if examined else []
     sources = [file.read_text("utf-8", errors="replace") for file in files]
     # SGLang has parsers of tools beside that of its server; of other engines all parsers count.
-    parsing = [each for each in sources if "add_cli_args_from_dataclass" in each or FIELD.search(each)]
-    flags = {flag: field for source in parsing or sources for flag, field in _declared(source)}
-    for name in wanted:
-        head = "--" + name[2:].partition(".")[0].replace("_", "-")
-        flag = head if head in flags else head.replace("--no-", "--", 1)
-        longer = sorted(each for each in flags if each.startswith(flag))
+    of_server = [text for text in sources if "add_cli_args_from_dataclass" in text or FIELD.search(text)]
+    fields = {flag: field for source in of_server or sources for flag, field in _declared(source)}
+    for name in examined:
+        flag = "--" + name[2:].partition(".")[0].replace("_", "-")
+        if flag not in fields:
+            flag = flag.replace("--no-", "--", 1)
+        longer = sorted(known for known in fields if known.startswith(flag))
         flag = longer[0] if len(longer) == 1 else flag  # argparse accepts a unique beginning
-        if flag not in flags:
+        if flag not in fields:
             but = f", but {', '.join(longer[:4])}" if longer else ""
             yield name, f"the engine has no flag {name}{but}"
-        elif (field := flags[flag]) and not any(re.search(rf"\.{field}\b", source) for source in sources):
+            continue
+        field = fields[flag]
+        if field and not any(re.search(rf"\.{field}\b", source) for source in sources):
             yield name, f"{name} is accepted, but nothing in the engine reads it"
 
 
@@ -144,16 +148,16 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Files below the roots. `.so` includes `.so.1` and programs, which have no suffix."""
-    binaries, seen = ".so" in suffixes, set()
+    with_binaries, seen = ".so" in suffixes, set()
     for root in roots:
-        if root.is_file() and (root.suffix in suffixes or (binaries and not root.suffix)):
+        if root.is_file() and (root.suffix in suffixes or (with_binaries and not root.suffix)):
             yield root
         for folder, inner, names in os.walk(root):
-            inner[:] = sorted(set(inner) - NO_PRODUCT)
+            inner[:] = sorted(set(inner) - NO_PRODUCT)  # what stays in it is walked next
             if (real := os.path.realpath(folder)) in seen:
                 inner.clear()
                 continue
             seen.add(real)
             for name in names:
-                if name.endswith(suffixes) or (binaries and ".so." in name):
+                if name.endswith(suffixes) or (with_binaries and ".so." in name):
                     yield Path(folder, name)

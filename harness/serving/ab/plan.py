@@ -18,14 +18,15 @@ from harness.plan.budget import parse_seconds
 from harness.plan.settings import UNSET
 from harness.serving.schema import StrictRecord
 
-# Of a client's run: name, statistic, kind of tokens.
-METRICS = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean"), "ttft_median": ("ttft", "median"),
-           "throughput": ("throughput", "", "output")}  # fmt: skip
+# The metrics of an A/B, each with name, statistic and kind of tokens in a client's run.
+METRICS: dict[str, tuple[str, ...]] = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean")}
+METRICS |= {"ttft_median": ("ttft", "median"), "throughput": ("throughput", "", "output")}
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is not a child of theirs
 SHELLS = ("sh", "bash")
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+# A word that only a shell understands: an operator, a redirection, a `;` at its end, a variable, a command.
 OF_A_SHELL = re.compile(r"&&?|\|\|?|;|[12]?>+(&1)?|<|.*;|.*(\$[\w({]|`).*", re.DOTALL)
 
 
@@ -111,8 +112,8 @@ class Plan(StrictRecord):
 
     def of_client(self, option: str) -> int | None:
         """A number in the client's command; None if it is there twice, or not at all."""
-        found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
-        return int(found[0]) if len(found) == 1 else None
+        numbers = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
+        return int(numbers[0]) if len(numbers) == 1 else None
 
     def variables(self, arm: str) -> dict[str, str]:
         return {**self.env, **self.arms[arm].env}
@@ -125,14 +126,15 @@ class Plan(StrictRecord):
         """The names of variables and of flags that differ between arms."""
         # A flag with all words up to the next flag.
         flag = re.compile(r"(?:^|\s)(--?[\w.-]+)(.*?)(?=\s--?[a-zA-Z]|$)")
-        flags = [flag.findall(self.arms[arm].flags) for arm in self.arms]
-        return _unlike([list(self.variables(arm).items()) for arm in self.arms]), _unlike(flags)
+        variables = [list(self.variables(arm).items()) for arm in self.arms]
+        return _unlike(variables), _unlike([flag.findall(arm.flags) for arm in self.arms.values()])
 
 
 def _unlike(arms: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
-    """The names of pairs (name, value) that not all arms have."""
-    pairs = [pair for arm in arms for pair in arm]
-    return list(dict.fromkeys(pair[0] for pair in pairs if not all(pair in arm for arm in arms)))
+    """The names that do not have the same value in all arms, each of which is a list of (name, value)."""
+    every = [(name, value) for arm in arms for name, value in arm]
+    in_all = [pair for pair in every if all(pair in arm for arm in arms)]
+    return list(dict.fromkeys(name for name, value in every if (name, value) not in in_all))
 
 
 @dataclass(frozen=True)
@@ -143,14 +145,17 @@ class Command:
     variables: Mapping[str, str | None] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        changed = {**os.environ, **self.variables}
-        return {name: value for name, value in changed.items() if value is not None}
+        values = {**os.environ, **self.variables}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
         """The command as one types it into a shell."""
-        sets = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if value is not None]
-        unset = [f"-u {name}" for name, value in self.variables.items() if value is None]
-        return " ".join([*(["env", *unset] if unset else []), *sets, shlex.join(self.words)])
+        removed = [f"-u {name}" for name, value in self.variables.items() if value is None]
+        words = ["env", *removed] if removed else []
+        for name, value in self.variables.items():
+            if value is not None:
+                words.append(f"{name}={shlex.quote(value)}")
+        return " ".join([*words, shlex.join(self.words)])
 
 
 def made(values: Mapping[str, object], where: str) -> Plan:
@@ -165,14 +170,14 @@ def made(values: Mapping[str, object], where: str) -> Plan:
 
 def _examine(plan: Plan) -> None:
     """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement."""
-    for name, what, text, why in (
-        ("port", "launch", plan.launch, "each launch takes another port"),
-        ("url", "client", plan.client.replace("{port}", "{url}"), "it would call another server"),
-        ("result", "client", plan.client, "the file that it writes, as JSON or JSONL"),
-        ("seed", "client", plan.client, "each pair sends other prompts, both arms the same"),
-    ):
-        if f"{{{name}}}" not in text:
-            raise UsageError(f"no {{{name}}} in the {what} command: {why}")
+    if "{port}" not in plan.launch:
+        raise UsageError("no {port} in the launch command: each launch takes another port")
+    if "{url}" not in plan.client and "{port}" not in plan.client:
+        raise UsageError("no {url} in the client command: it would call another server")
+    if "{result}" not in plan.client:
+        raise UsageError("no {result} in the client command: the file that it writes, as JSON or JSONL")
+    if "{seed}" not in plan.client:
+        raise UsageError("no {seed} in the client command: each pair sends other prompts, both arms the same")
     if "{prompts}" in plan.client and plan.prompts is None:
         raise UsageError("{prompts} stands in the client command: say how many with `prompts`")
     client(plan, plan.base, 0, 0, Path(), Path(), warm_up=True)
@@ -180,14 +185,17 @@ def _examine(plan: Plan) -> None:
         if not re.fullmatch(r"[\w+-][\w.+-]*", arm):
             raise UsageError(f"an arm is named with letters, digits and .+-_ only, not {arm!r}")
         words = launch(plan, arm, "a-name", 0, Path()).words
-        inside = [Path(word).name for word in words[:4]]  # also behind sudo, or env A=1
-        if (docker := next((name for name in inside if name in CONTAINERS), "")) and not plan.stop:
-            raise UsageError(f"{docker} does not end its container when it is ended itself: give the "
-                             f'launch `--name {{name}}` and the plan stop = "{docker} stop -t 90 {{name}}"'
-                             )  # fmt: skip
+        programs = [Path(word).name for word in words[:4]]  # also behind sudo, or env A=1
+        docker = next((name for name in programs if name in CONTAINERS), "")
+        if docker and not plan.stop:
+            raise UsageError(
+                f"{docker} does not end its container when it is ended itself: give the launch "
+                f'`--name {{name}}` and the plan stop = "{docker} stop -t 90 {{name}}"'
+            )
         if docker and plan.variables(arm) and "{env}" not in plan.launch:
             raise UsageError(f"variables do not reach the container: write {{env}} after `{docker} run`")
-        in_shell = any(name in SHELLS for name in inside) and any(re.fullmatch("-[a-z]*c", w) for w in words)
+        has_script = any(re.fullmatch("-[a-z]*c", word) for word in words)  # as `bash -lc SCRIPT`
+        in_shell = has_script and any(name in SHELLS for name in programs)
         if in_shell and changes.flags and "{flags}" not in plan.launch:
             raise UsageError("flags at the end would go to the shell: write {flags} where they belong")
         if changes.image and "{image}" not in plan.launch:
@@ -200,14 +208,15 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
     """The command that starts the server of an arm. Its flags come at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
-    own = {key: None if value == UNSET else _filled(value, values) for key, value in env.items()}
-    for_docker = [
-        word for key, value in own.items() if value is not None for word in ("-e", f"{key}={value}")
-    ]
+    variables = {key: None if value == UNSET else _filled(value, values) for key, value in env.items()}
+    for_docker: list[str] = []
+    for key, value in variables.items():
+        if value is not None:
+            for_docker += ["-e", f"{key}={value}"]
     lists = {"env": for_docker, "flags": [_filled(word, values) for word in flags]}
     text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
     command = _command(text, "launch", values, lists)
-    return Command(command.words, {**command.variables, **own})
+    return Command(command.words, {**command.variables, **variables})
 
 
 def client(
@@ -226,8 +235,8 @@ def stop(plan: Plan, arm: str, name: str, port: int) -> Command:
 
 def require_programs(plan: Plan) -> None:
     """Raises NothingRan if a command's program is missing here, before anything is started."""
-    first, calls = launch(plan, plan.base, "", 0, Path()), client(plan, plan.base, 0, 0, Path(), Path())
-    for what, command in (("launch", first), ("client", calls)):
+    server = launch(plan, plan.base, "", 0, Path())
+    for what, command in (("launch", server), ("client", client(plan, plan.base, 0, 0, Path(), Path()))):
         if shutil.which(command.words[0]) is None:
             raise NothingRan(f"{what}: there is no program {command.words[0]} here")
 
@@ -248,15 +257,19 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Splits the text as a shell does; `A=1` in front sets a variable. lists: placeholders for words"""
+    """Splits the text as a shell does; `A=1` in front sets a variable. Raises UsageError.
+
+    what:  the command's name in messages
+    lists: placeholders that stand for several words, or for none
+    """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UsageError(f"cannot read the {what} command: {error}") from None
-    joined = {**values, **{key: shlex.join(each) for key, each in lists.items()}}
-    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in joined]:
-        there = " ".join(f"{{{name}}}" for name in joined)
-        raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {there}")
+    every = {**values, **{key: shlex.join(several) for key, several in lists.items()}}
+    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in every]:
+        known = " ".join(f"{{{name}}}" for name in every)
+        raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {known}")
     variables: dict[str, str | None] = {}
     if words[:1] == ["env"] and words[1:] and re.match(r"[A-Za-z_]\w*=", words[1]):
         words = words[1:]  # it would take precedence over an arm's own value
@@ -267,12 +280,17 @@ def _command(
     filled: list[str] = []
     for word in words:
         if not in_shell and OF_A_SHELL.fullmatch(word):
-            raise UsageError(f"no shell runs the {what} command, so {word!r} would reach it as it stands: "
-                             "write the value, or put the command into a script that ends with exec"
-                             )  # fmt: skip
-        alone = lists.get(word[1:-1]) if PLACEHOLDER.fullmatch(word) else None
-        filled += [_filled(word, joined)] if alone is None else alone
+            raise UsageError(
+                f"no shell runs the {what} command, so {word!r} would reach it as it stands: write the "
+                "value, or put the command into a script that ends with exec"
+            )
+        placeholder = PLACEHOLDER.fullmatch(word)
+        if placeholder and placeholder[1] in lists:
+            filled += lists[placeholder[1]]
+        else:
+            filled.append(_filled(word, every))
     if not filled:
         raise UsageError(f"the {what} command is empty")
-    program = shutil.which(filled[0])
-    return Command((str(Path(program).absolute()) if program else filled[0], *filled[1:]), variables)
+    if program := shutil.which(filled[0]):
+        filled[0] = str(Path(program).absolute())
+    return Command(tuple(filled), variables)

@@ -24,7 +24,7 @@ PLAN, JOURNAL = "ab.json", "journal.jsonl"
 class Record:
     """The record in a folder.
 
-    about:  what ab.json says
+    about:  what ab.json says; its `plan`, `names` and `predictions` are attributes of their own, too
     events: of the journal, in their order, each with `event` and `at`
     lock:   a descriptor with the folder's lock. Guards inherit it, so that it is free when no server is left
     """
@@ -53,10 +53,12 @@ class Record:
 
     def require_plan(self, plan: Plan) -> None:
         """Raises UsageError for another plan: launches of two plans make no pairs."""
-        for (key, before), (_, after) in zip(self.plan, plan, strict=True):
-            if before != after:
-                was, now = str(before)[:80], str(after)[:80]
-                raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now}")
+        for key, now in plan:
+            before = getattr(self.plan, key)
+            if before != now:
+                raise UsageError(
+                    f"{self.folder} was begun with another {key}: {str(before)[:80]}, now {str(now)[:80]}"
+                )
 
     def hold(self, say: Callable[[str], None]) -> None:
         """Takes the folder's lock, after the servers of a killed run. Raises UsageError if it is in use."""
@@ -76,21 +78,22 @@ class Record:
 
     def of(self, event: str, **facts: Any) -> list[JsonObject]:
         """The events of that kind that have these facts."""
-        wanted = {"event": event, **facts}.items()
-        return [each for each in self.events if wanted <= {k: each.get(k) for k in ("event", *facts)}.items()]
+        facts["event"] = event
+        return [line for line in self.events if all(line.get(key) == facts[key] for key in facts)]
 
     def pairs(self) -> dict[int, dict[str, JsonObject]]:
         """Finished pairs: from number to arm to its measured run. Pair 0 is not counted."""
-        return {
-            pair: {run["arm"]: run for run in self.of("measured", pair=pair, attempt=attempt)}
-            for pair, attempt in sorted((done["pair"], done["attempt"]) for done in self.of("pair"))
-        }
+        pairs = {}
+        for done in sorted(self.of("pair"), key=lambda event: event["pair"]):
+            runs = self.of("measured", pair=done["pair"], attempt=done["attempt"])
+            pairs[done["pair"]] = {run["arm"]: run for run in runs}
+        return pairs
 
     def values(self, metric: str, arms: Sequence[str]) -> list[tuple[float, ...]]:
         """The metric's values of these arms, for each finished pair in which all of them have it."""
-        pairs = [runs for pair, runs in self.pairs().items() if pair]
-        rows = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in pairs]
-        return [row for row in rows if None not in row]
+        counted = [runs for pair, runs in self.pairs().items() if pair > 0]
+        values = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in counted]
+        return [of_pair for of_pair in values if None not in of_pair]
 
     def launch_folder(self, about: Mapping[str, Any]) -> Path:
         """The folder of an event's launch."""
@@ -99,7 +102,7 @@ class Record:
 
 
 def require_none(folder: Path) -> None:
-    """Raises UsageError if the folder holds a record."""
+    """Raises UsageError if the folder holds the record of an A/B."""
     if (folder / PLAN).exists():
         raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
 

@@ -1,4 +1,4 @@
-"""The result of an A/B: when its pairs are looked at, the effects with their intervals, and the text.
+"""The result of an A/B: when its pairs are looked at, the effects with their intervals, and lines on them.
 
 The unit is a launch. Runs of one launch share memory addresses, tuned kernels and clocks; taken as
 independent they give 23 to 59 % false verdicts at a nominal 5 %. So a pair is one launch of each arm, and its
@@ -20,16 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Group, RenderableType
-
 from harness.errors import UsageError
 from harness.files import JsonObject, read_toml
-from harness.report.fitting_table import table_of
-from harness.report.terminal import plain
 from harness.report.text import ranged
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
-from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan, client, launch
+from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan
 from harness.serving.ab.record import Record
 from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.load import Load
@@ -59,7 +55,8 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     if runs:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            predictions += [each.model_copy(update={"of": arm}) for each in of_link(plan, changes)]
+            of_arm = [prediction.model_copy(update={"of": arm}) for prediction in of_link(plan, changes)]
+            predictions += of_arm
     return predictions
 
 
@@ -89,7 +86,11 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     ]
     if unlike:
         raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
-    return [each.model_copy(update={"assumptions": (where, *each.assumptions)}) for each in fitting[0]]
+    noted = []
+    for prediction in fitting[0]:
+        assumptions = (where, *prediction.assumptions)
+        noted.append(prediction.model_copy(update={"assumptions": assumptions}))
+    return noted
 
 
 def _of_commands(plan: Plan) -> JsonObject:
@@ -129,13 +130,8 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
         logs = [math.log(before_us / after_us) for before_us, after_us in fastest.itertuples(index=False)]
         mean = statistics.fmean(logs)
         half_width = 1.645 * statistics.pstdev(logs)  # nine tenths of a normal distribution
-        yield KernelChange(
-            op=run.op,
-            factor=math.exp(mean),
-            low=math.exp(mean - half_width),
-            high=math.exp(mean + half_width),
-            source=str(folder),
-        )
+        low, high = math.exp(mean - half_width), math.exp(mean + half_width)
+        yield KernelChange(op=run.op, factor=math.exp(mean), low=low, high=high, source=str(folder))
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
@@ -175,7 +171,6 @@ SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]
 BUSY_FROM = SPREAD["busy"]
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
-CHANGES = (1.0, 2.0, 5.0)  # effects in per cent, for which a plan tells how many pairs find them
 MOST_LOOKED_AT = range(2, MOST_PAIRS + 1)  # numbers of pairs of which one may be proposed
 
 
@@ -374,28 +369,22 @@ def finished(record: Record) -> str:
 
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
     """Each prediction for the arm beside the effect, in per cent of the metric before."""
-    for prediction, metric, (change, low, high) in _in_percent(record.predictions):
+    for prediction, metric, (change, low, high) in in_percent(record.predictions):
         if metric in found and prediction.of in ("", arm):
             found_low, found_high = found[metric].interval or (-math.inf, math.inf)
-            yield {
-                "arm": arm,
-                "metric": metric,
-                "method": prediction.method,
-                "change": change,
-                "low": low,
-                "high": high,
-                "found": found[metric].percent,
-                "meets": (low is None or low <= found_high) and (high is None or found_low <= high),
-            }
+            meets = (low is None or low <= found_high) and (high is None or found_low <= high)
+            line: JsonObject = {"arm": arm, "metric": metric, "method": prediction.method}
+            line |= {"change": change, "low": low, "high": high}
+            yield line | {"found": found[metric].percent, "meets": meets}
 
 
-def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
+def in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
     """Each prediction of an A/B's metric: the metric, change, low and high in per cent; None: an open end."""
-    for each in predictions:
-        metric = each.quantity.removeprefix("output_")  # the clients' names
-        if metric in METRICS and each.before and each.change is not None:
-            ends = (each.change, each.low, each.high)
-            yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
+    for prediction in predictions:
+        metric = prediction.quantity.removeprefix("output_")  # the clients' names
+        if metric in METRICS and prediction.before and prediction.change is not None:
+            ends = (prediction.change, prediction.low, prediction.high)
+            yield prediction, metric, [None if end is None else 100 * end / prediction.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
@@ -456,122 +445,23 @@ def _findings(record: Record) -> Iterator[str]:
         yield "the machine was started anew between pairs"
 
 
-def planned(
-    plan: Plan,
-    record: Record | None,
-    folder: Path,
-    names: Sequence[JsonObject],
-    predictions: Sequence[Prediction],
-    budget_s: float | None = None,
-) -> str:
-    """What would run, how long it takes, what it can tell, and what is expected."""
-    lines = []
-    for number, arm in enumerate(plan.arms):
-        port, cache = plan.port + 10 * number, folder / "cache" / arm
-        result = folder / "launches" / f"000-0-{arm}" / "result.json"
-        warm = client(plan, arm, port, plan.seed, result.with_name("warm-up.json"), cache, warm_up=True)
-        lines += [
-            f"{arm}:",
-            f"  server   {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}",
-            f"  warm-up  {warm}",
-            f"  client   {client(plan, arm, port, plan.seed, result, cache)}",
-        ]
-    looked_at = looks(plan.pairs)
-    pair_s = pair_seconds(plan, record)
-    first_pairs = "; ".join(" ".join(order(list(plan.arms), pair)) for pair in (1, 2, 3))
-    source = "as the launches so far took" if record and record.of("stopped") else "as the plan expects"
-    lines += [
-        "",
-        f"order: a launch of each arm that is thrown away, then pairs: {first_pairs} ...",
-        f"looked at after {', '.join(map(str, looked_at))} pairs, and at no other time",
-        f"time: {_time(pair_s)} a pair ({source}), "
-        f"{_time((looked_at[-1] + 1) * pair_s)} for {looked_at[-1]} pairs",
-    ]
-    if budget_s:
-        made = len(record.pairs()) if record else 0
-        launches = min(int(budget_s / pair_s), looked_at[-1] + 1 - made)  # of each arm
-        pairs = launches if made else max(0, launches - 1)  # the first one is thrown away
-        lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
-    lines += ["", _needed(plan, pair_s)]
-    notes = [_warning(unread) for unread in names]
-    for prediction, metric, (change, low, high) in _in_percent(predictions):
-        by = ranged(change, low, high, "+.2f", " %")
-        arm = f"{prediction.of}: " if prediction.of else ""
-        notes.append(f"expected: {arm}{NAMES[metric]} changes by {by}")
-    assumptions = dict.fromkeys(text for prediction in predictions for text in prediction.assumptions)
-    for text in assumptions:
-        if text.startswith(PREDICTED_OF):
-            notes.append(f"note: {text}: nothing here says whether the plan's is that")
-    if notes:
-        lines += ["", *notes]
-    return "\n".join(lines)
-
-
-def _needed(plan: Plan, pair_s: float) -> str:
-    """A table of the number of pairs that find an effect four times in five."""
-    busy, quiet = SPREAD[plan.metric]
-    spread = busy if (plan.concurrency or 0) >= BUSY_FROM else quiet
-    arms = len(plan.others)
-    rows = []
-    for change in CHANGES:
-        at_four_looks = None if plan.pairs else pairs_for(change, spread, confidence(None, arms), LOOKS)
-        at_one_look = pairs_for(change, spread, confidence(1, arms), MOST_LOOKED_AT)
-        pairs = at_four_looks or at_one_look
-        if pairs is None:
-            needed = f"over {MOST_PAIRS}"
-        elif at_four_looks or plan.pairs:
-            needed = str(pairs)
-        else:
-            needed = f"{pairs}, by --pairs {pairs}: the four looks do not reach"
-        time = _time((pairs + 1) * pair_s) if pairs else ""
-        rows.append(
-            {f"effect on {NAMES[plan.metric]}": f"{change:g} %", "pairs needed": needed, "time": time}
-        )
-    where = f"where launches differ by {spread:g} %, as on 8 MI355X with DeepSeek-R1"
-    unseen = "" if plan.concurrency else "; the client command names no concurrency"
-    return f"{plain(table_of(rows))}\n{where}{unseen}"
-
-
-def _warning(name: JsonObject) -> str:
+def warning(name: JsonObject) -> str:
     """A line on a variable's name that the engine may not read (see harness.serving.ab.names); a note where
     that cannot be told."""
     kind = "note" if name["found"] is None else "warning"
     return f"{kind}: {name['says']}"
 
 
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def shown(found: JsonObject) -> RenderableType:
-    """A table of the effects of each arm, with notes below it."""
-    base, *_ = found["plan"]["arms"]
-    head = f"{found['pairs']} pairs against {base}"
-    engine = [found["engine"][key] for key in ("engine", "version") if found["engine"].get(key)]
-    if engine:
-        head += f", {' '.join(engine)}"
-    parts: list[RenderableType] = [f"{head}\n"]
-    if found["verdicts"]:
-        parts += [table_of([row(line, base) for line in found["verdicts"]]), ""]
-    return Group(*parts, *closing(found))
-
-
 def row(line: JsonObject, base: str) -> dict[str, str]:
     """The cells of a verdict, by column. The verdict is in brackets if another metric decides."""
-    unit = UNITS[line["metric"]]
-    spread = line["launch_spread"]
-    return {
-        "arm": line["a"],
-        "metric": NAMES[line["metric"]],
-        "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
-        "change": f"{line['percent']:+.2f} %",
-        f"{100 * line['confidence']:.3g} % interval": interval_text(line),
-        base: f"{line['base']:.4g} {unit}",
-        "arm's": f"{line['arm']:.4g} {unit}",
-        "between launches": "" if spread is None else f"{spread:.2f} %",
-    }
+    unit, spread = UNITS[line["metric"]], line["launch_spread"]
+    cells = {"arm": line["a"], "metric": NAMES[line["metric"]]}
+    cells["verdict"] = line["verdict"] if line["decides"] else f"({line['verdict']})"
+    cells["change"] = f"{line['percent']:+.2f} %"
+    cells[f"{100 * line['confidence']:.3g} % interval"] = interval_text(line)
+    cells |= {base: f"{line['base']:.4g} {unit}", "arm's": f"{line['arm']:.4g} {unit}"}
+    cells["between launches"] = "" if spread is None else f"{spread:.2f} %"
+    return cells
 
 
 def interval_text(verdict: JsonObject) -> str:
@@ -579,10 +469,10 @@ def interval_text(verdict: JsonObject) -> str:
     return "{:+.2f} to {:+.2f} %".format(*verdict["interval"]) if verdict["interval"] else "any"
 
 
-def closing(found: JsonObject) -> Iterator[str]:
-    """The lines below the table."""
-    margin = found["plan"]["margin"]
-    for line in found["verdicts"]:
+def closing(result: JsonObject) -> Iterator[str]:
+    """The lines below the table. result: as `summary` returns it"""
+    margin = result["plan"]["margin"]
+    for line in result["verdicts"]:
         if not line["decides"]:
             continue
         if line["verdict"] == "same":
@@ -591,28 +481,28 @@ def closing(found: JsonObject) -> Iterator[str]:
             beyond = line["low"] > 1 + margin / 100 or line["high"] < 1 / (1 + margin / 100)
             how = "by more than" if beyond else "perhaps by less than"
             yield f"{line['a']}: {line['verdict']}, {how} the margin of {margin:g} %"
-    for arm, more in found["more_pairs"].items():
+    for arm, more in result["more_pairs"].items():
         if more:
             pairs, half_width = more
-            again = f"a new A/B with --pairs {found['pairs'] + pairs}"
+            again = f"a new A/B with --pairs {result['pairs'] + pairs}"
             advice = f"{again} would narrow it to +-{half_width:.2g} % and decide it at this effect"
-        elif found["pairs"] > 1:
+        elif result["pairs"] > 1:
             advice = f"no number of pairs up to {MOST_PAIRS} would decide it"
         else:
             advice = "one pair has no interval"
         yield f"{arm}: unclear: {advice}"
-    for line in found["expected"]:
+    for line in result["expected"]:
         expected = ranged(line["change"], line["low"], line["high"], "+.2f", " %")
         yield (
             f"{line['arm']}: {NAMES[line['metric']]} was expected to change by {expected}, and did by "
             f"{line['found']:+.2f} %: the intervals {'meet' if line['meets'] else 'do not meet'}"
         )
-    for arm, differing in found["differences"].items():
+    for arm, differing in result["differences"].items():
         for what, part in (("setting", "server_info"), ("variable", "environment")):
             for name, (before, after) in differing[part].items():
                 sides = ("unset" if value is None else repr(value) for value in (before, after))
                 yield f"{arm}: {what} {name}: {' -> '.join(sides)}"
-    yield from (_warning(name) for name in found["names"])
-    yield from (f"note: {line}" for line in found["findings"])
-    if not found["finished"]:
-        yield f"not finished: --resume {found['folder']} goes on"
+    yield from (warning(name) for name in result["names"])
+    yield from (f"note: {line}" for line in result["findings"])
+    if not result["finished"]:
+        yield f"not finished: --resume {result['folder']} goes on"

@@ -62,18 +62,19 @@ class Guarded:
     def __init__(
         self, command: Command, log: Path, *, keep: int, grace: float = 5.0, stop: Command | None = None
     ) -> None:
-        self.command, self.log, self.most_s = command, log, grace * (2 if stop else 1) + ENDED_S
+        self.command, self.log = command, log
+        self.most_s = grace * (2 if stop else 1) + ENDED_S  # the most that ending it may take
         self.code: int | None = None
         orders, self._orders = os.pipe()
         self._code, code_to = os.pipe()
-        stops = json.dumps(stop.words if stop else [])
+        stop_words = json.dumps(stop.words if stop else [])
+        guard = [sys.executable, "-I", "-S", str(GUARD), str(orders), str(code_to), f"{grace:g}", stop_words]
         try:
             with log.open("ab") as sink:
                 self.guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(GUARD), str(orders), str(code_to), f"{grace:g}", stops,
-                     *command.words],
-                    pass_fds=(orders, code_to, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-                    env=command.environment(), cwd=log.parent, start_new_session=True,
+                    [*guard, *command.words], pass_fds=(orders, code_to, keep), env=command.environment(),
+                    stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, cwd=log.parent,
+                    start_new_session=True,
                 )  # fmt: skip
         finally:
             os.close(orders)
@@ -82,8 +83,8 @@ class Guarded:
     def wait(self, seconds: float = 0.0) -> int | None:
         """The command's exit code (negative: the signal), or None if it still runs after that time."""
         if self.code is None and select.select([self._code], [], [], seconds)[0]:
-            said = os.read(self._code, 64)  # empty: the guard was killed, and with it what it guarded
-            self.code = int(said) if said else self.guard.wait()
+            code = os.read(self._code, 64)  # empty: the guard was killed, and with it what it guarded
+            self.code = int(code) if code else self.guard.wait()
         return self.code
 
     def end(self) -> None:
@@ -105,13 +106,15 @@ class Guarded:
     def last_words(self) -> str:
         """The lines of its log that tell what went wrong, as one line, and the log's path."""
         lines = self.lines()
-        errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
-        # The line after an error's name often says more.
-        telling = " ".join(lines[errors[-1] :][:3] if errors else lines[-1:])
-        said = f"it said: {telling[:LAST_WORDS]!r}" if telling else "it said nothing"
-        return f"{said} (log: {self.log})"
+        telling = lines[-1:]
+        for number, line in enumerate(lines):
+            if "Error" in line or "error:" in line:
+                telling = lines[number : number + 3]  # the line after an error's name often says more
+        words = " ".join(telling)[:LAST_WORDS]
+        return (f"it said: {words!r}" if words else "it said nothing") + f" (log: {self.log})"
 
     def how_it_ended(self) -> str:
+        """`ended with exit code 1`, `died of Killed (9)`. Only for a command that has ended."""
         code = self.code or 0
         if code < 0:
             return f"died of {signal.strsignal(-code)} ({-code})"
@@ -128,12 +131,14 @@ class Guarded:
 class Server(Guarded):
     """The server of one launch, on its port."""
 
-    def __init__(self, command: Command, port: int, log: Path, **of_guard: Any) -> None:
-        super().__init__(command, log, **of_guard)
+    def __init__(self, command: Command, port: int, log: Path, **options: Any) -> None:
+        """options: see Guarded"""
+        super().__init__(command, log, **options)
         self.port = port
 
     def wait_ready(self, path: str, timeout_s: float) -> float:
-        """Seconds until it answered. Raises RunFailed if it dies or is late, PortTaken if another answers."""
+        """Waits until it answers on a path, and returns the seconds that this took. Raises RunFailed if it
+        dies or is late, PortTaken if another process answers."""
         started, pause = time.monotonic(), 0.05
         while time.monotonic() - started < timeout_s:
             self.check("before it served")
@@ -164,29 +169,33 @@ class Server(Guarded):
         return None
 
     def owned(self) -> bool | None:
-        """Whether a process of this launch listens on the port; None: sockets of containers do not tell."""
+        """Whether a process of this launch listens on the port; None: that cannot be told, because the
+        server is in a container or no socket is seen."""
         if Path(self.command.words[0]).name in FOREIGN or not listening(self.port):
             return None
         return self._listener() is not None
 
     def _listener(self) -> int | None:
-        """The process of this launch that listens on the port."""
+        """The process of this launch that listens on the port; None: none is seen."""
         sockets = listening(self.port)
         return next((pid for pid in descendants(self.guard.pid) if sockets & _sockets_of(pid)), None)
 
     def identity(self) -> dict[str, Any]:
         """What it reports of itself, and the variables with which it was started."""
         info, models = self._json("/server_info"), self._json("/v1/models").get("data")
-        model = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+        first = models[0] if isinstance(models, list) and models else {}
+        model = first if isinstance(first, dict) else {}
+        settings = flat(info, lists=False)
         return {
             "engine": "sglang" if "internal_states" in info else str(model.get("owned_by") or ""),
             "version": str(info.get("version") or self._json("/version").get("version") or ""),
             "model": str(model.get("id", "")), "owned": self.owned(),
-            "server_info": {k: v for k, v in flat(info, lists=False).items() if not OF_ONE_LAUNCH.search(k)},
+            "server_info": {key: settings[key] for key in settings if not OF_ONE_LAUNCH.search(key)},
             "environment": self._environment(),
         }  # fmt: skip
 
     def _json(self, path: str) -> dict[str, Any]:
+        """The object that the server answers; empty if it answers anything else."""
         with contextlib.suppress(ValueError):
             value = json.loads(self.get(path) or "")
             return value if isinstance(value, dict) else {}
@@ -194,12 +203,14 @@ class Server(Guarded):
 
     def _environment(self) -> dict[str, str]:
         """The variables of the server's process that steer kernels or are the plan's, without secrets."""
-        found, command = {}, next(iter(descendants(self.guard.pid)), 0)
+        processes = descendants(self.guard.pid)
+        server = self._listener() or (processes[0] if processes else 0)  # else the command itself
+        values: dict[str, str] = {}
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{self._listener() or command}/environ").read_text("utf-8", errors="replace")
-            found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-        wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
-        return {name: found[name] for name in wanted if not SECRET.search(name)}
+            text = Path(f"/proc/{server}/environ").read_text("utf-8", errors="replace")
+            values = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+        names = [name for name in sorted(values) if steers(name) or name in self.command.variables]
+        return {name: values[name] for name in names if not SECRET.search(name)}
 
 
 @contextlib.contextmanager
@@ -215,7 +226,7 @@ def held_port(first: int) -> Iterator[int]:
                 held.bind(f"\0serving-ab-port-{port}")
             except OSError:
                 continue
-            probe.close()
+            probe.close()  # the server takes the port itself
             yield port
             return
     raise RunFailed(f"no port from {first} on is free")
@@ -223,19 +234,21 @@ def held_port(first: int) -> Iterator[int]:
 
 def listening(port: int) -> set[str]:
     """Inodes of the sockets that listen on a port; empty if the system does not tell."""
-    found = set()
+    inodes = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for fields in map(str.split, Path(f"/proc/net/{table}").read_text("utf-8").splitlines()[1:]):
-                if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
-    return found
+            for line in Path(f"/proc/net/{table}").read_text("utf-8").splitlines()[1:]:
+                _, address, _, state, *others = line.split()  # of man proc_net_tcp: inode is the tenth
+                if state == LISTENS and int(address.rpartition(":")[2], 16) == port:
+                    inodes.add(others[5])
+    return inodes
 
 
 def _sockets_of(pid: int) -> set[str]:
-    found = set()
+    """Inodes of a process's sockets, among names of its other files."""
+    inodes = set()
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
-    return found
+                inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return inodes

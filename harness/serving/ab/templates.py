@@ -21,43 +21,48 @@ def _file() -> dict[str, Any]:
 
 def gone() -> dict[str, str]:
     """From flags and variables that current engines no longer have to what replaces them, if anything."""
-    found: dict[str, str] = _file()["gone"]
-    return found
+    replacements: dict[str, str] = _file()["gone"]
+    return replacements
 
 
 def _plans() -> dict[str, tuple[str, str]]:
     """From name to engine and GPU, as templates.toml has them."""
-    engines = {name: of["gpus"] for name, of in _file().items() if "gpus" in of}
+    engines = {name: table["gpus"] for name, table in _file().items() if "gpus" in table}
     return {f"{name}-{gpu.lower()}": (name, gpu) for name, gpus in engines.items() for gpu in gpus}
 
 
 def listed() -> list[dict[str, str]]:
-    plans = {n: ("a plan", _file()[engine]["version"], f"8 x {gpu}") for n, (engine, gpu) in _plans().items()}
-    scripts = {
-        name: ("as published, a script", f"{one.engine} {one.version}", f"{one.gpus} x {one.hardware}")
-        for name, one in configurations().items()
-    }
-    keys = ("template", "kind", "engine", "hardware")
-    return [dict(zip(keys, (name, *row), strict=True)) for name, row in (plans | scripts).items()]
+    """A row of the table of templates for each plan, then for each published set-up."""
+    rows = []
+    for name, (engine, gpu) in _plans().items():
+        version = _file()[engine]["version"]
+        rows.append({"template": name, "kind": "a plan", "engine": version, "hardware": f"8 x {gpu}"})
+    for name, setup in configurations().items():
+        server, machine = f"{setup.engine} {setup.version}", f"{setup.gpus} x {setup.hardware}"
+        kind = "as published, a script"
+        rows.append({"template": name, "kind": kind, "engine": server, "hardware": machine})
+    return rows
 
 
 def template_text(name: str) -> str:
     """A plan as TOML, or a published set-up as a script, by one of its names. Raises UsageError."""
     if name in _plans():
         return _toml(*_plans()[name])
-    for one in configurations().values():
-        if name in (one.name, *one.environments.values()):
-            return script(one, gone())
+    for setup in configurations().values():
+        if name in (setup.name, *setup.environments.values()):
+            return script(setup, gone())
     known = [row["template"] for row in listed()]
     raise UsageError(unknown("template", name, known, "serving ab --template"))
 
 
 def _toml(engine: str, gpu: str) -> str:
-    about = _file()[engine]
-    of_gpu = about["gpus"][gpu]
-    arm, env = of_gpu["arm"], {**about.get("env", {}), **of_gpu.get("env", {})}
-    changes = {"arm_env": _lines("env.", arm.get("env", {})), "arm_flags": arm.get("flags", "")}
-    values = {"flush": "", **about, **of_gpu, "gpu": gpu, "env": _lines("", env), **changes}
+    """The plan of an engine on a GPU: the template, filled in with their tables of templates.toml."""
+    of_engine = _file()[engine]
+    of_gpu = of_engine["gpus"][gpu]
+    values = {"flush": "", **of_engine, **of_gpu, "gpu": gpu}
+    values["env"] = _lines("", {**of_engine.get("env", {}), **of_gpu.get("env", {})})
+    values["arm_env"] = _lines("env.", of_gpu["arm"].get("env", {}))
+    values["arm_flags"] = of_gpu["arm"].get("flags", "")
     return str(_file()["template"]["plan"]).format(**values).replace("{model}", MODEL)
 
 

@@ -44,24 +44,26 @@ class Console(Format):
     """The format of a text with result blocks, with reports of trtllm-bench, or with both."""
 
     def recognises(self, document: Document) -> bool:
-        found = (mark.search(document.text) for mark in (HEADER, trtllm.MARK))
-        return document.kind == "text" and any(found)
+        if document.kind != "text":
+            return False
+        return bool(HEADER.search(document.text) or trtllm.MARK.search(document.text))
 
     def runs(self, document: Document) -> list[ServingRun]:
         """The runs of blocks that have numbers, and of trtllm-bench's reports, in the text's order."""
+        runs = trtllm.reports(document)
         printed = list(blocks(document.text))
-        after = [*(block.before for block in printed[1:]), None]
-        commands = map(command_of, (block.before for block in printed), after)
-        made = [_run(document, block, command) for block, command in zip(printed, commands, strict=True)]
-        runs = [run for run in made if run is not None] + trtllm.reports(document)
-        return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))
+        for number, block in enumerate(printed, 1):
+            next_before = printed[number].before if number < len(printed) else None
+            run = _run(document, block, command_of(block.before, next_before))
+            runs += [] if run is None else [run]
+        return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))  # by line
 
 
 def _run(document: Document, block: Block, command: Command | None) -> ServingRun | None:
     """The run of a block; None if the block has no numbers."""
     where = f"{document.path}:{block.line}"
-    unsure = {*block.conflicts, block.cut}
-    row = Fields(where, {k: v for k, v in block.values.items() if k not in unsure}, as_text=True)
+    sure = {key: text for key, text in block.values.items() if key not in (*block.conflicts, block.cut)}
+    row = Fields(where, sure, as_text=True)
     for label, (first, second) in block.conflicts.items():
         row.leave_out(label, f"stands there twice, as {first} and as {second}")
     if block.cut:
@@ -74,21 +76,20 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if not any(values[label] is not None for label in values if label not in ("limit", "sent")):
         return None
     run = table.run(Fields(where, {"benchmark duration": None} | values, findings=row.findings))
-    labels, spoken = {*row.values, "offline" if block.offline else ""}, row.text("backend")
+    labels = {*row.values, "offline"} if block.offline else {*row.values}
     clients = table.more["clients"].items()
-    client = next((name for name, own in clients if labels & {*own}), "vllm.serve")
-    notes = list(table.more["notes"].get(client, ()))
-    about: dict[str, Any] = {
-        "client": f"{client}.console", "engine": table.more["engines"].get(client) or engine(spoken),
-        "protocol": "" if block.offline else spoken, "mode": "offline" if block.offline else "online",
-    }  # fmt: skip
+    client = next((name for name, own in clients if not labels.isdisjoint(own)), "vllm.serve")
+    backend, notes = row.text("backend"), list(table.more["notes"].get(client, ()))
+    update: dict[str, Any] = {"client": f"{client}.console", "protocol": "" if block.offline else backend}
+    update["engine"] = table.more["engines"].get(client) or engine(backend)
+    update["mode"] = "offline" if block.offline else "online"
     others: dict[str, Any] = {}
     if command:
-        more, model, more_notes, others = _asked(row, run, command)
-        about |= {"workload": more, "model": model}
-        notes += more_notes
-    rest = {"notes": (*notes, *run.notes), "findings": tuple(row.findings), "extra": row.rest() | others}
-    return run.model_copy(update=about | rest)
+        update["workload"], update["model"], command_notes, others = _asked(row, run, command)
+        notes += command_notes
+    update["notes"], update["findings"] = (*notes, *run.notes), tuple(row.findings)
+    update["extra"] = row.rest() | others
+    return run.model_copy(update=update)
 
 
 def _values(row: Fields, table: Format) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def _values(row: Fields, table: Format) -> dict[str, Any]:
 
 
 def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> float | None:
+    """The number under `key`, in our unit; None, with a finding, if its unit is not among the known ones."""
     if unit in known:
         return row.number(key, scale=known[unit])
     row.take(key)
@@ -126,13 +128,13 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
 
 def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str], dict[str, Any]]:
     """The workload with what the command before the block asked for; the model; notes; other options."""
-    requested, model, note, others = command.workload()
+    requested, model, command_notes, others = command.workload()
     if contradiction := contradicts(requested, run.workload, run.totals.completed):
         row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
         return run.workload, "", [], {}
     printed = {name: value for name, value in run.workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"
-    notes = [f"model and workload from {how} before the block", *filter(None, [note])]
+    notes = [f"model and workload from {how} before the block", *command_notes]
     return requested.model_copy(update=printed), model, notes, others
 
 
@@ -149,34 +151,42 @@ class Command:
     options: Mapping[str, str]
     printed: bool = False
 
-    def workload(self) -> tuple[OfferedLoad, str, str, dict[str, Any]]:
-        """The load that was asked for, the model, a note if its lengths are not known, and other options."""
-        said = {
+    def workload(self) -> tuple[OfferedLoad, str, list[str], dict[str, Any]]:
+        """The load that was asked for, the model, notes on its lengths, and other options."""
+        named = {
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
-        row = Fields("command", said, as_text=True)
+        row = Fields("command", named, as_text=True)
         dataset = row.text("dataset_name") or formats()["console"].more["datasets"][self.program]
         kind = "random" if dataset.startswith("random") else dataset
-        names = [(f"{kind}_{side}_len", f"{kind}_{side}", f"{side}_len") for side in ("input", "output")]
-        into, out = (row.number(next((key for key in keys if key in said), "")) for keys in names)
-        ratio, note, kept = row.number(f"{kind}_range_ratio"), "", None
+        isl, osl = _requested_length(row, kind, "input"), _requested_length(row, kind, "output")
+        ratio = row.number(f"{kind}_range_ratio")
+        notes = []
         if ratio is None and kind == "random" and self.program != "script":
             ratio = 0.0
-        if self.program == "sglang" and "random_input_len" in said:
-            into, out = (mean_of_range(length, ratio or 0.0) for length in (into, out))
-            note = f"lengths: means of those drawn between {ratio or 0.0:g} of what was asked for and all"
-        elif self.program == "script" and ratio not in (None, 1.0) and into is not None:
-            given = f"--random-range-ratio {ratio:g}"
-            note = f"lengths left out: what {given} means depends on the script's version"
-            into = out = None
+        if self.program == "sglang" and "random_input_len" in named:
+            isl, osl = mean_of_range(isl, ratio or 0.0), mean_of_range(osl, ratio or 0.0)
+            how = f"means of those drawn between {ratio or 0.0:g} of what was asked for and all"
+            notes.append(f"lengths: {how}")
+        elif self.program == "script" and ratio not in (None, 1.0) and isl is not None:
+            option = f"--random-range-ratio {ratio:g}"
+            notes.append(f"lengths left out: what {option} means depends on the script's version")
+            isl = osl = None
+        range_ratio = None  # the shortest length over the longest
         if ratio is not None and 0 <= ratio <= 1 and (self.program != "script" or ratio == 1):
-            kept = (1 - ratio) / (1 + ratio) if self.program == "vllm" else ratio
+            range_ratio = (1 - ratio) / (1 + ratio) if self.program == "vllm" else ratio
         prefix = row.number(f"{kind}_prefix_len") or 0.0
         load = read_table(row, formats()["console"].more["command"])
         load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
-        load["input_len"] = into + prefix if into is not None else None
-        load |= {"dataset": dataset, "output_len": out, "range_ratio": kept}
-        return OfferedLoad(**load), row.text("model"), note, without_secrets(row.rest())
+        load["input_len"] = isl + prefix if isl is not None else None
+        load |= {"dataset": dataset, "output_len": osl, "range_ratio": range_ratio}
+        return OfferedLoad(**load), row.text("model"), notes, without_secrets(row.rest())
+
+
+def _requested_length(row: Fields, kind: str, side: str) -> float | None:
+    """The length of a side, `input` or `output`, by the first of its options that the command has."""
+    keys = (f"{kind}_{side}_len", f"{kind}_{side}", f"{side}_len")
+    return next((row.number(key) for key in keys if key in row.values), None)
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
@@ -184,10 +194,10 @@ def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Comm
     candidates = list(commands(before))
     printed = [command for command in candidates if command.printed]
     if printed:
-        return printed[-1] if all(one.workload() == printed[-1].workload() for one in printed) else None
-    if len(candidates) != 1 or (next_before is not None and not any(commands(next_before))):
-        return None
-    return candidates[0]
+        last = printed[-1]
+        return last if all(command.workload() == last.workload() for command in printed) else None
+    has_next_its_own = next_before is None or any(commands(next_before))
+    return candidates[0] if len(candidates) == 1 and has_next_its_own else None
 
 
 def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | None) -> str:
@@ -207,17 +217,21 @@ def commands(lines: Sequence[str]) -> Iterator[Command]:
     for text in whole.split("\n"):
         if match := NAMESPACE.search(text):
             options = {key: value.strip("'\"") for key, value in ARGUMENT.findall(match[1])}
-            # SGLang's client has `sharegpt_context_len`, which vLLM's has not.
-            marks = {"sglang": "sharegpt_context_len", "vllm": "random_prefix_len", "script": ""}
-            program = next(one for one, mark in marks.items() if not mark or mark in options)
+            program = "script"
+            if "sharegpt_context_len" in options:
+                program = "sglang"
+            elif "random_prefix_len" in options:
+                program = "vllm"
             if {"num_prompts", "request_rate"} <= options.keys() and "<" not in match[1]:
                 yield Command(program, options, printed=True)
             continue
         for program, pattern in formats()["console"].more["programs"].items():
             if match := re.search(pattern, text):
-                rest = SHELL_END.sub("", text[match.end() :])
-                given = {key.replace("-", "_"): value.strip("'\"") for key, value in OPTION.findall(rest)}
-                found = {key: value or "on" for key, value in given.items()}
-                if found and rest.count("'") % 2 == rest.count('"') % 2 == 0:  # every quote is closed
-                    yield Command(program, found)
+                arguments = SHELL_END.sub("", text[match.end() :])
+                options = {}
+                for key, value in OPTION.findall(arguments):
+                    options[key.replace("-", "_")] = value.strip("'\"") or "on"
+                are_quotes_closed = arguments.count("'") % 2 == 0 and arguments.count('"') % 2 == 0
+                if options and are_quotes_closed:
+                    yield Command(program, options)
                 break

@@ -74,16 +74,15 @@ def unprefixed(line: str) -> str:
 def blocks(text: str) -> Iterator[Block]:
     """The blocks of a text, in its order."""
     lines = plain(text)
-    headers = [(i, match) for i, line in enumerate(lines) if (match := HEADER.search(line))]
+    headers = {number: match for number, line in enumerate(lines) if (match := HEADER.search(line))}
+    starts = [*headers, len(lines)]
     free = 0  # the first line that is not in a block yet
-    for index, (at, match) in enumerate(headers):
-        following = headers[index + 1] if index + 1 < len(headers) else None
-        body = lines[at + 1 : following[0] if following else len(lines)]
-        glued = following is not None and len(following[1][1]) >= GLUED
+    for (at, match), end in zip(headers.items(), starts[1:], strict=True):
+        is_glued = end in headers and len(headers[end][1]) >= GLUED
         block = Block(at + 1, match[2].lower() != "serving", lines[free:at])
         before = lines[at][: match.start()]
-        body = [line.removeprefix(before) for line in body]  # a prefix that no rule knows
-        free = at + 1 + _fill(block, body, closed_by_next=glued)
+        body = [line.removeprefix(before) for line in lines[at + 1 : end]]  # a prefix that no rule knows
+        free = at + 1 + _fill(block, body, closed_by_next=is_glued)
         if free == len(lines) and lines[-1].strip() and not lines[-1][-1].isspace() and not block.closed:
             block.cut = next(reversed(block.values), "")
         yield block
@@ -95,14 +94,14 @@ def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
     end = next((i for i, line in enumerate(body) if CLOSING.fullmatch(unprefixed(line).strip(AROUND))), None)
     block.closed = end is not None or closed_by_next
     for number, line in enumerate(body[:end]):
-        known = _take(block, unprefixed(line))
-        if not known and not block.closed:
+        is_of_block = _take(block, unprefixed(line))
+        if not is_of_block and not block.closed:
             return number
     return len(body) if end is None else end + 1
 
 
 def _take(block: Block, line: str) -> bool:
-    """Whether the line belongs to a block; if it does, its value is kept."""
+    """Puts the line's value into the block. False if the line does not belong to a block."""
     line = line.strip(AROUND)
     if len(line) > LONGEST:
         return False
@@ -114,8 +113,8 @@ def _take(block: Block, line: str) -> bool:
     label = " ".join(match["label"].lower().split()).strip(AROUND)
     key = f"{label} ({' '.join(match['unit'].split())})" if match["unit"] else label
     value = REMARK.sub("", (match["value"] or "").strip(AROUND)).strip(AROUND)
-    numeric = value[:1].isdigit() or value[:1] in ("+", "-", ".") or value in ("nan", "inf")
-    if not value or not (numeric or label in _labels() or match["unit"] in UNITS):
+    is_number = value[:1].isdigit() or value[:1] in ("+", "-", ".") or value in ("nan", "inf")
+    if not value or not (is_number or label in _labels() or match["unit"] in UNITS):
         return False
     if key in block.values and block.values[key] != value:
         block.conflicts[key] = (block.values[key], value)

@@ -11,42 +11,46 @@ SHARED_PREFIX = "generated-shared-prefix"
 
 
 def online(draft: Draft) -> None:
+    """Lengths, which the table has only for random data; the columns of shifted rows; the machine."""
     load, row = draft.load, draft.row
     if draft.value("concurrency") is None:
         message = "no concurrency: so it is not known whether the row is shifted, with p95 of itl under p99"
         row.find("column_shift", "suspect", message)
-    into, out = row.number("random_input_len"), row.number("random_output_len")
+    isl, osl = row.number("random_input_len"), row.number("random_output_len")
     if load["dataset"] == "random" and (ratio := row.number("random_range_ratio")) is not None:
         load["range_ratio"] = ratio
-        into, out = mean_of_range(into, ratio), mean_of_range(out, ratio)
-    asked = [f"num_prompts {load['num_prompts']} from dstack's command"]
-    if load["dataset"] == SHARED_PREFIX:
-        requested = " / ".join("none" if length is None else f"{length:g}" for length in (into, out))
-        into, out = draft.format.more["shared_prefix"]
-        asked.insert(
-            0, f"input and output length {into} / {out} from dstack's command: random_input_len / "
-            f"random_output_len ({requested}) are defaults that {SHARED_PREFIX} does not use",
-        )  # fmt: skip
-    load |= {"input_len": into, "output_len": out, "prefix_cached": load["dataset"] == SHARED_PREFIX}
+        isl, osl = mean_of_range(isl, ratio), mean_of_range(osl, ratio)
+    notes = [f"num_prompts {load['num_prompts']} from dstack's command"]
+    shares_prefix = load["dataset"] == SHARED_PREFIX
+    if shares_prefix:
+        unused = " / ".join("none" if length is None else f"{length:g}" for length in (isl, osl))
+        isl, osl = draft.format.more["shared_prefix"]
+        where = f"input and output length {isl} / {osl} from dstack's command"
+        why = (
+            f"random_input_len / random_output_len ({unused}) are defaults that {SHARED_PREFIX} does not use"
+        )
+        notes = [f"{where}: {why}", *notes]
+    load |= {"input_len": isl, "output_len": osl, "prefix_cached": shares_prefix}
     _unshift(draft)
     _machine(draft)
-    draft.notes += asked
+    draft.notes += notes
 
 
 def offline(draft: Draft) -> None:
     """The table has the throughput of requests and of total tokens only. That of output tokens is derived."""
-    duration, into, out = (draft.totals[name] for name in ("duration_s", "input_tokens", "output_tokens"))
-    if out is not None and duration:
+    duration_s, inputs = draft.totals["duration_s"], draft.totals["input_tokens"]
+    outputs, total = draft.totals["output_tokens"], draft.row.count("total_num_tokens")
+    if outputs is not None and duration_s:
         how = "total_output_tokens / elapsed_time"
-        draft.add("throughput", out / duration, "tok/s", scope="node", tokens="output", derived=how)
-    total = draft.row.count("total_num_tokens")
-    if total is not None and into is not None and out is not None and total != into + out:
-        message = f"total_num_tokens is {total}, but input {into} and output {out} make {into + out}"
-        draft.row.find("total_tokens", "wrong", message)
+        draft.add("throughput", outputs / duration_s, "tok/s", scope="node", tokens="output", derived=how)
+    if None not in (total, inputs, outputs) and total != inputs + outputs:
+        both = f"input {inputs} and output {outputs} make {inputs + outputs}"
+        draft.row.find("total_tokens", "wrong", f"total_num_tokens is {total}, but {both}")
     _machine(draft)
 
 
 def _machine(draft: Draft) -> None:
+    """The machine and the engine, which the table only names: the rest is from dstack's README."""
     row, about, known = draft.row, draft.about, table_file("dstack_readme")
     gpu, backend = row.text("GPU"), row.text("backend")
     about["hardware"] = known["hardware"].get(gpu.lower(), gpu)
@@ -70,22 +74,22 @@ def _unshift(draft: Draft) -> None:
     """
     limit, stated = draft.load["concurrency"], draft.value("concurrency")
     rate, e2e = draft.value("request_throughput", "total"), draft.value("e2e")
-    mean, std, last = (draft.value("itl", statistic) for statistic in ("mean", "std", "p99"))
-    if not (limit and stated and rate and e2e and mean and std and last):
+    mean, std, p99 = draft.value("itl"), draft.value("itl", "std"), draft.value("itl", "p99")
+    if not (limit and stated and rate and e2e and mean and std and p99):
         return
-    follows = rate * e2e / 1e3
-    fits_a_p99 = last <= stated <= quantile_limits(mean, std, 0.99)[1]
-    if stated <= limit * (1 + MARGIN) or not limit / 2 <= follows <= limit * (1 + MARGIN) or not fits_a_p99:
+    follows, largest = rate * e2e / 1e3, limit * (1 + MARGIN)
+    _, largest_p99 = quantile_limits(mean, std, 0.99)
+    if stated <= largest or not limit / 2 <= follows <= largest or not p99 <= stated <= largest_p99:
         return
     moved = [("itl", "p99"), ("concurrency", "mean")]
     draft.metrics = [metric for metric in draft.metrics if (metric.name, metric.statistic) not in moved]
     how = "request_throughput x mean_e2e_latency_ms"
-    draft.add("itl", last, "ms", scope="request", statistic="p95")
+    draft.add("itl", p99, "ms", scope="request", statistic="p95")
     draft.add("itl", stated, "ms", scope="request", statistic="p99")
     draft.add("concurrency", follows, "1", scope="node", statistic="mean", derived=how)
     message = (
         f"columns are shifted: concurrency {stated:g} is above the limit of {limit:g}; by Little's law it is "
-        f"{rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds p99 of itl, and p99_itl_ms {last:g} "
+        f"{rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds p99 of itl, and p99_itl_ms {p99:g} "
         "is p95"
     )
     draft.row.find("column_shift", "wrong", message)

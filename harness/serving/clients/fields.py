@@ -50,8 +50,8 @@ class Fields:
     def entries(self, key: str) -> list[Fields]:
         """The fields of each object in the list under `key`; empty if it is no list."""
         listed = self.values.get(key)
-        objects = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-        return [Fields(f"{self.where}: {key}", one, self.as_text, self.findings) for one in objects]
+        objects = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+        return [Fields(f"{self.where}: {key}", item, self.as_text, self.findings) for item in objects]
 
     def at(self, path: str) -> tuple[Fields, str]:
         """The object that holds `a.b.key`, and the key."""
@@ -118,17 +118,21 @@ class Fields:
 
     def lists(self, key: str, *, scale: float = 1.0) -> tuple[tuple[float, ...], ...]:
         """A list of lists of numbers, each as `numbers` returns it."""
-        lists = self._list(key, "a list of lists of numbers", lambda one: _each(one, self._at_least_0))
-        return tuple(tuple(scale * number for number in one) for one in lists)
+        lists = self._list(key, "a list of lists of numbers", lambda raw: _each(raw, self._at_least_0))
+        return tuple(tuple(scale * number for number in inner) for inner in lists)
 
     def take(self, key: str) -> Any:
+        """The value under `key` as it is; None if it is absent. It is no longer in the rest."""
         self.taken.add(key)
         return self.values.get(key)
 
     def rest(self) -> dict[str, Any]:
         """All fields that were not taken, also in inner objects, without what JSON cannot express."""
-        left = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
-        return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
+        left: dict[str, Any] = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
+        for key, fields in self.within.items():
+            if inner := fields.rest():
+                left[key] = inner
+        return left
 
     def find(self, rule: str, severity: Severity, what: str) -> None:
         """Adds a finding about the row. Its message begins with `where`."""
@@ -166,9 +170,10 @@ class Fields:
         return number if number is not None and number.is_integer() else None
 
     def _number(self, raw: Any) -> float | None:
-        if isinstance(raw, str) and self.as_text:
+        """A number, perhaps as text; None for anything else. It is NaN if it is absurdly large."""
+        if isinstance(raw, str) and self.as_text and NUMBER.fullmatch(raw.strip()):
             try:
-                raw = float(raw.strip().replace(",", "")) if NUMBER.fullmatch(raw.strip()) else None
+                raw = float(raw.strip().replace(",", ""))
             except ValueError:
                 return None
         if isinstance(raw, bool) or not isinstance(raw, (int, float)):
@@ -182,14 +187,16 @@ class Fields:
 
 def _each(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...] | None:
     """The result of reading each entry of a list; None if it is no list, or one entry cannot be read."""
-    values = tuple(map(read, raw)) if isinstance(raw, list) else (None,)
+    if not isinstance(raw, list):
+        return None
+    values = tuple(map(read, raw))
     return None if None in values else values
 
 
 def real(value: Any) -> float | None:
     """The value if it is a finite number; otherwise None."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
-    return float(value) if number else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < LARGEST else None
 
 
 def plain(value: Any) -> Any:
@@ -202,5 +209,6 @@ def plain(value: Any) -> Any:
 
 
 def _shown(raw: Any) -> str:
+    """The value for a message, cut off after 40 characters."""
     shown = json.dumps(raw, default=str)
     return shown if len(shown) <= 40 else shown[:37] + "..."

@@ -21,11 +21,13 @@ LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, i
 DEEPEST = 64  # levels of a JSON value; clients write three
 DELIMITERS = ",;\t"  # of cells; spreadsheets of some languages write the semicolon
 DEEPEST_HEADER = 3  # lines of a CSV's column names
+# The first bytes of files that are no text, and what they are.
 MAGIC = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet", b"\x28\xb5\x2f\xfd": "packed with zstd",
     b"\xfd7zXZ": "packed with xz", b"BZh": "packed with bzip2", b"SQLite format 3": "a SQLite database",
     b"PAR1": "a Parquet file", b"ARROW1": "an Arrow file", b"\x80\x04\x95": "a pickle",
 }  # fmt: skip
+# The escape of half a character beyond 16 bits, as `\ud83d`.
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -82,8 +84,9 @@ def read(path: Path) -> Document:
 def _text(path: Path) -> str:
     try:
         raw = _bytes(path)
-        if kind := next((what for magic, what in MAGIC.items() if raw.startswith(magic)), ""):
-            raise UnreadableError(f"cannot read {path}: it is {kind}: unpack or export it first")
+        for magic, kind in MAGIC.items():
+            if raw.startswith(magic):
+                raise UnreadableError(f"cannot read {path}: it is {kind}: unpack or export it first")
         text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
         if "\0" in text:
             raise ValueError(f"character {text.index(chr(0))} is NUL: no text, or not saved as UTF-8")
@@ -129,15 +132,18 @@ def _json(path: Path, text: str) -> Document:
 
 
 def _parsed(text: str) -> Any:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping = dict(pairs)
-        if len(mapping) < len(pairs):
-            twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
-            raise ValueError(f"key {twice!r} stands twice in one object")
+    """The value of a JSON text. Raises ValueError, also for a key that is there twice and deep nesting."""
+
+    def mapping_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in mapping:
+                raise ValueError(f"key {key!r} stands twice in one object")
+            mapping[key] = value
         return mapping
 
     try:
-        value = json.loads(text, object_pairs_hook=once)
+        value = json.loads(text, object_pairs_hook=mapping_of)
         if HALF_CHARACTER.search(text):  # no encoding can express it
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         if _depth(value) <= DEEPEST:
@@ -148,8 +154,11 @@ def _parsed(text: str) -> Any:
 
 
 def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+    """Levels of objects and lists in a value; 0 for a text or a number."""
+    if not isinstance(value, (dict, list)):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _csv(path: Path, text: str) -> Document:
@@ -168,34 +177,35 @@ def _csv(path: Path, text: str) -> Document:
         if len(row) != len(header):
             why = f"{len(row)} cells under {len(header)} columns; is the file cut off, or a comma unquoted?"
             raise UnreadableError(f"cannot read {path}, line {number}: {why}")
-        body.append((number, {n: c.strip() for n, c in zip(header, row, strict=True) if n or c.strip()}))
+        cells = [(name, cell.strip()) for name, cell in zip(header, row, strict=True)]
+        body.append((number, {name: cell for name, cell in cells if name or cell}))
     return Document(path, "csv", text, body, header)
 
 
 def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
     """The names of the columns, each once, and the number of lines that they take; no names if they are not
     unique. guidellm writes group, name and statistic in three lines; here they are joined by ` / `."""
-    for lines in range(1, len(rows) + 1):
-        top = rows[:lines]
-        if len({len(row) for row in top}) > 1 or (
-            lines > 1 and any(map(NUMBER.fullmatch, filter(None, top[-1])))
-        ):
+    names = [""] * (len(rows[0]) if rows else 0)
+    for lines, row in enumerate(rows, 1):
+        has_number = any(NUMBER.fullmatch(cell) for cell in row if cell)
+        if len(row) != len(names) or (lines > 1 and has_number):
             break
-        names = tuple(" / ".join(filter(None, map(str.strip, column))) for column in zip(*top, strict=True))
-        named = [name for name in names if name]
-        if len(set(named)) == len(named):
-            return names, lines
+        cells = [cell.strip() for cell in row]
+        names = [" / ".join(filter(None, pair)) for pair in zip(names, cells, strict=True)]
+        not_empty = [name for name in names if name]
+        if len(set(not_empty)) == len(not_empty):
+            return tuple(names), lines
     return (), 0
 
 
 def objects(document: Document) -> list[Fields]:
     """Each object of a JSON or JSONL file or row of a CSV. Raises UnreadableError if one is no object."""
-    rows = document.content if document.kind != "json" else list(enumerate(document.rows()))
+    rows = list(enumerate(document.rows())) if document.kind == "json" else document.content
     fields = []
-    for at, row in rows:
-        where = f"{document.path}:{at}" if document.kind != "json" else f"{document.path}[{at}]"
-        if document.kind == "json" and len(rows) == 1:
-            where = str(document.path)
+    for number, row in rows:
+        where = f"{document.path}:{number}"
+        if document.kind == "json":
+            where = f"{document.path}[{number}]" if len(rows) > 1 else str(document.path)
         if not isinstance(row, Mapping):
             raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(row).__name__}")
         fields.append(Fields(where, row, as_text=document.kind == "csv"))

@@ -14,11 +14,12 @@ from harness.serving.schema import RequestSamples
 STATUS = "successful"
 STATUSES = (STATUS, "incomplete", "errored")
 LIMITED = ("concurrent", "throughput")  # strategies whose number is of requests in flight, and not a rate
-EXACT = 1e-3
+EXACT = 1e-3  # relative: between a sum and the mean times the count
 SAMPLED = ("prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_latency")
 
 
 def benchmarks(document: Document) -> list[Fields]:
+    """The benchmarks of a report as rows; each has the report's version under `more`."""
     rows = []
     for report in objects(document):
         version = report.inside("metadata").text("guidellm_version")
@@ -55,14 +56,15 @@ def strategy_and_tokens(draft: Draft) -> None:
     for side in ("input", "output"):
         mean = draft.value(f"{side}_len", tokens=side)
         totals[f"{side}_tokens"] = None if mean is None or completed is None else round(completed * mean)
-    kind, _, asked = row.inside("Benchmark").text("Strategy").partition("@")
-    level = Fields(row.where, {"Benchmark / Strategy": asked}, as_text=True, findings=row.findings)
-    number = None if asked == "unlimited" else level.number("Benchmark / Strategy")
-    _complete(draft, kind, row.inside("Request Counts").count("Incomplete"))
-    draft.load["concurrency" if kind in LIMITED else "request_rate"] = number
+    strategy, _, level = row.inside("Benchmark").text("Strategy").partition("@")  # as `concurrent@8`
+    fields = Fields(row.where, {"Benchmark / Strategy": level}, as_text=True, findings=row.findings)
+    number = None if level == "unlimited" else fields.number("Benchmark / Strategy")
+    _complete(draft, strategy, row.inside("Request Counts").count("Incomplete"))
+    draft.load["concurrency" if strategy in LIMITED else "request_rate"] = number
 
 
 def counts_and_config(draft: Draft) -> None:
+    """Completes a run of the JSON."""
     row = draft.row
     numbers = row.inside("metrics")
     numbers.take("text")  # the same again, by words and characters
@@ -107,7 +109,7 @@ def _examine_sums(draft: Draft) -> None:
         outer, key = draft.row.at(path)
         fields = outer.inside(key)
         count = fields.number("count")
-        mean, total = (real(fields.values.get(key)) for key in ("mean", "total_sum"))
+        mean, total = real(fields.values.get("mean")), real(fields.values.get("total_sum"))
         if rule.scope != "request" or not count or mean is None or total is None:
             continue
         if abs(mean * count - total) > EXACT * abs(total) + 0.5:
@@ -117,10 +119,10 @@ def _examine_sums(draft: Draft) -> None:
 def _derived_rates(draft: Draft) -> None:
     """Throughputs as counts over the duration, before the statistics."""
     totals, duration, statistics = draft.totals, draft.totals["duration_s"], draft.metrics
-    into, out = totals["input_tokens"], totals["output_tokens"]
-    both = None if into is None or out is None else into + out
+    counts = {"output": totals["output_tokens"], "input": totals["input_tokens"]}
+    counts["total"] = None if None in counts.values() else sum(counts.values())
     draft.metrics = []
-    for kind, count in (("output", out), ("input", into), ("total", both)):
+    for kind, count in counts.items():
         if duration and count is not None:
             how = f"{kind} tokens of successful requests / duration"
             draft.add("throughput", count / duration, "tok/s", tokens=kind, derived=how)
@@ -136,8 +138,8 @@ def _samples(row: Fields) -> RequestSamples:
     requests = kept.get(STATUS) if isinstance(kept, Mapping) else None
     if not isinstance(requests, list) or not all(isinstance(request, Mapping) for request in requests):
         return RequestSamples()
-    whole = [key for key in SAMPLED if all(key in request for request in requests)]
-    lists = {key: [request[key] for request in requests] for key in whole}
+    in_all = [key for key in SAMPLED if all(key in request for request in requests)]
+    lists = {key: [request[key] for request in requests] for key in in_all}
     columns = Fields(f"{row.where}: requests", lists, findings=row.findings)
     return RequestSamples(
         input_lens=columns.counts("prompt_tokens"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,32 +19,38 @@ TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
 
 
 def complete(draft: Draft) -> None:
+    """The GPUs, the machine, throughputs by what they are divided by, latencies, lengths, parallelism."""
     row, about = draft.row, draft.about
     numbers = row.inside("metrics") if "metrics" in row.values else row
-    said = [row.flag("disagg"), row.flag("is_multinode")]
-    apart = any(said)
-    if said != [None, None]:
-        draft.extra["disagg"] = apart
+    disagg, multinode = row.flag("disagg"), row.flag("is_multinode")
+    is_disaggregated = bool(disagg or multinode)
+    if disagg is not None or multinode is not None:
+        draft.extra["disagg"] = is_disaggregated
     prefill, decode = row.count("num_prefill_gpu"), row.count("num_decode_gpu")
-    about["gpus"] = _gpus(draft, apart, prefill, decode)
+    about["gpus"] = _gpus(draft, is_disaggregated, prefill, decode)
     about["source"] = row.text("run_url") or row.where
     about["hardware"] = row.text("hw") or row.text("hardware") or row.text("device")
-    _throughputs(draft, numbers, apart, prefill, decode)
+    _throughputs(draft, numbers, is_disaggregated, prefill, decode)
     draft.metrics += LATENCIES.read_latencies(numbers, "{statistic}_{latency}", scale=1e3)
     _load(draft)
     _examine_speeds(draft, numbers)
-    _parallelism(draft, apart, prefill, decode)
+    _parallelism(draft, is_disaggregated, prefill, decode)
 
 
-def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) -> int | None:
+def _gpus(draft: Draft, is_disaggregated: bool, prefill: int | None, decode: int | None) -> int | None:
+    """The GPUs by which the per-GPU numbers were divided; None if the file does not tell them.
+
+    prefill, decode: the GPUs of each, if the file says them
+    """
     row = draft.row
-    if stated := row.count("num_gpus"):
-        return stated
-    if apart:
+    if num_gpus := row.count("num_gpus"):
+        return num_gpus
+    if is_disaggregated:
         return None if prefill is None or decode is None else prefill + decode or None
     if prefill and decode and prefill != decode:
-        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: the "
-        row.find("denominator", "suspect", f"{message}file does not tell by which its numbers were divided")
+        both = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated"
+        message = f"{both}: the file does not tell by which its numbers were divided"
+        row.find("denominator", "suspect", message)
         return None
     if prefill and decode:
         note = "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
@@ -58,7 +63,7 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
     return math.prod([tp, row.count("pp") or 1, row.count("pcp_size") or 1])
 
 
-def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | None) -> None:
+def _parallelism(draft: Draft, is_disaggregated: bool, prefill: int | None, decode: int | None) -> None:
     """Parallelism that prefill and decode have in common. If it differs, both are in `extra`."""
     row = draft.row
     unlike = Fields(row.where, row.values, findings=row.findings)  # read for its findings only
@@ -74,10 +79,10 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
                 gpus = draft.about["gpus"]
                 if gpus and max(count or 0 for count in counts) > gpus:
                     row.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
-                if not apart and None not in counts:
+                if not is_disaggregated and None not in counts:
                     row.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
         draft.parallelism[kind] = value
-    if apart:
+    if is_disaggregated:
         draft.parallelism |= {"prefill_gpus": prefill, "decode_gpus": decode}
 
 
@@ -85,14 +90,16 @@ def _load(draft: Draft) -> None:
     """The means of the lengths, if the latencies tell that of the output. Prompts are drawn likewise."""
     load = draft.load
     isl, osl = load["longest_input_len"], load["longest_output_len"]
-    e2e, ttft, tpot = (draft.value(name) for name in ("e2e", "ttft", "tpot"))
     if not isl or not osl:
         return
-    out = 1 + (e2e - ttft) / tpot if e2e is not None and ttft is not None and tpot else None
-    if out is not None and (out < SHORTEST * osl or out - 1 > LONGER * osl):
-        message = f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens"
-        draft.row.find("output_length", "suspect", message)
-    if out is None or not 1 < out < osl + 1:
+    e2e, ttft, tpot = draft.value("e2e"), draft.value("ttft"), draft.value("tpot")
+    out = 0.0  # mean output tokens; 0: not known
+    if e2e is not None and ttft is not None and tpot:
+        out = 1 + (e2e - ttft) / tpot
+        if out < SHORTEST * osl or out - 1 > LONGER * osl:
+            message = f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens"
+            draft.row.find("output_length", "suspect", message)
+    if not 1 < out < osl + 1:
         draft.notes.append("isl and osl are the longest lengths; from which on they are drawn is not said")
         return
     load |= {"input_len": round(isl * out / osl), "output_len": round(out)}
@@ -105,16 +112,19 @@ def _load(draft: Draft) -> None:
 def _examine_speeds(draft: Draft, numbers: Fields) -> None:
     """Checks that `*_intvty` is 1 / `*_tpot`."""
     for statistic in ("mean", "median", "p99"):
-        tpot, speed = (real(numbers.values.get(f"{statistic}_{key}")) for key in ("tpot", "intvty"))
+        tpot = real(numbers.values.get(f"{statistic}_tpot"))
+        speed = real(numbers.values.get(f"{statistic}_intvty"))
         if tpot and speed and not math.isclose(tpot * speed, 1, rel_tol=0.01):
             message = f"{statistic}_intvty is {speed:g}, but 1 / {statistic}_tpot is {1 / tpot:.5g}"
             numbers.find("intvty", "suspect", message)
 
 
-def _throughputs(draft: Draft, numbers: Fields, apart: bool, prefill: int | None, decode: int | None) -> None:
+def _throughputs(
+    draft: Draft, numbers: Fields, is_disaggregated: bool, prefill: int | None, decode: int | None
+) -> None:
     values = {key: numbers.number(key) for key in KINDS}
     scopes: dict[str, Scope] = dict.fromkeys(KINDS, "gpu")
-    if apart:
+    if is_disaggregated:
         into, out, note = _denominators(values, prefill, decode)
         scopes |= {"input_tput_per_gpu": into, "output_tput_per_gpu": out}
         draft.notes.append(note)
@@ -128,15 +138,15 @@ def _denominators(
     values: Mapping[str, float | None], prefill: int | None, decode: int | None
 ) -> tuple[Scope, Scope, str]:
     """Scopes of input and output throughput, by which of them add up to the total."""
-    total, out, into = (values[key] for key in KINDS)
+    total, out, into = values["tput_per_gpu"], values["output_tput_per_gpu"], values["input_tput_per_gpu"]
     if total is None or out is None or into is None or prefill is None or decode is None:
         note = "the file does not tell over how many GPUs input and output throughput are taken"
         return "unknown", "unknown", note
-    near = functools.partial(math.isclose, rel_tol=TOLERANCE)
-    if prefill and decode and near(into * prefill + out * decode, total * (prefill + decode)):
-        note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over "
-        return "prefill_gpu", "decode_gpu", f"{note}all"
-    if near(into + out, total):
+    gpus = prefill + decode
+    if prefill and decode and math.isclose(into * prefill + out * decode, total * gpus, rel_tol=TOLERANCE):
+        note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode"
+        return "prefill_gpu", "decode_gpu", f"{note}, total over all"
+    if math.isclose(into + out, total, rel_tol=TOLERANCE):
         return "gpu", "gpu", "input, output and total are all over all GPUs"
-    note = f"input {into:g} and output {out:g} tok/s add up to the total of {total:g} neither over "
-    return "unknown", "unknown", f"{note}{prefill} + {decode} GPUs nor over all"
+    note = f"input {into:g} and output {out:g} tok/s add up to the total of {total:g}"
+    return "unknown", "unknown", f"{note} neither over {prefill} + {decode} GPUs nor over all"

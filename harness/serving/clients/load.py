@@ -17,7 +17,7 @@ from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
 FASTER = 3.0  # how much faster the first token is if the prefix cache has the prompts
-SAME = 0.2  # the most by which TPOT of both runs may differ
+SAME = 0.2  # relative: the most by which TPOT of both runs may differ
 
 
 def load(path: str | Path) -> list[ServingRun]:
@@ -34,30 +34,33 @@ def load_each(path: str | Path) -> list[ServingRun]:
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
     """The runs, with findings on those that repeat an earlier run, or find its prompts in the cache."""
-    seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
-    alike: dict[object, ServingRun] = {}
+    by_numbers: dict[tuple[Totals, tuple[Metric, ...]], str] = {}  # the id of the first run
+    by_load: dict[object, ServingRun] = {}  # the first run of each load on each system
     marked = []
     for run in runs:
-        first = seen.get((run.totals, run.metrics))
-        seen.setdefault((run.totals, run.metrics), run.id)
+        first = by_numbers.get((run.totals, run.metrics))
+        by_numbers.setdefault((run.totals, run.metrics), run.id)
         system = (run.client, run.model, run.hardware, run.gpus, run.engine, run.version, run.parallelism)
-        before = alike.setdefault((*system, run.workload, run.totals.input_tokens), run)
-        rule, message = "prefix_cache", _cached(before, run)
-        if first:
+        first_of_load = by_load.setdefault((*system, run.workload, run.totals.input_tokens), run)
+        rule, message = "prefix_cache", _cached(first_of_load, run)
+        if first is not None:
             rule, message = "repeated", f"{run.id}: every number is that of {first}: the same run again"
         finding = Finding(rule=rule, severity="suspect", message=message)
-        is_new = message and finding not in run.findings
-        marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if is_new else run)
+        if message and finding not in run.findings:
+            run = run.model_copy(update={"findings": (*run.findings, finding)})
+        marked.append(run)
     return marked
 
 
 def _cached(first: ServingRun, again: ServingRun) -> str:
-    """Whether a run found another one's prompts in the cache: a seed gives the same prompts again."""
-    was, now = (run.value("ttft", "median") or run.value("ttft", "mean") for run in (first, again))
-    tpots = [run.value("tpot", "mean") for run in (first, again)]
-    if first is again or first.totals.input_tokens is None or not was or not now or None in tpots:
+    """How a run shows that it found the first one's prompts in the cache, as one seed gives the same prompts
+    again; empty: it does not."""
+    was = first.value("ttft", "median") or first.value("ttft", "mean")
+    now = again.value("ttft", "median") or again.value("ttft", "mean")
+    tpot_was, tpot_now = first.value("tpot", "mean"), again.value("tpot", "mean")
+    if first is again or first.totals.input_tokens is None or not was or not now:
         return ""
-    if was / now < FASTER or abs((tpots[1] or 0) / (tpots[0] or 1) - 1) > SAME:
+    if not tpot_was or tpot_now is None or was / now < FASTER or abs(tpot_now / tpot_was - 1) > SAME:
         return ""
     return (
         f"{again.id}: TTFT is {now:.4g} ms where {first.id}, with as many tokens in, took {was:.4g} ms: the "
@@ -68,13 +71,17 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
 def _parts(document: Document) -> list[tuple[Document, Format]]:
     """The document with its format, or each line with its own if a file has lines of several clients."""
     if document.kind == "jsonl":
-        lines = [replace(document, content=[row]) for row in document.content]
-        owned = [(line, format_of(line)) for line in lines]
-        if len({known.name for _, known in owned if known}) > 1:
-            stray = next((line.content[0][0] for line, known in owned if known is None), None)
-            if stray is not None:
-                raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
-            return [(line, known) for line, known in owned if known]
+        parts, strays = [], []
+        for number, row in document.content:
+            line = replace(document, content=[(number, row)])
+            if known := format_of(line):
+                parts.append((line, known))
+            else:
+                strays.append(number)
+        if len({known.name for _, known in parts}) > 1:
+            if strays:
+                raise UnreadableError(f"cannot read {document.path}, line {strays[0]}: of no known client")
+            return parts
     if known := format_of(document):
         return [(document, known)]
     if what := _other(document):
@@ -84,6 +91,7 @@ def _parts(document: Document) -> list[tuple[Document, Format]]:
 
 
 def format_of(document: Document) -> Format | None:
+    """The first format that recognises the document."""
     every = (*formats().values(), Console(name="console"))
     return next((known for known in every if known.recognises(document)), None)
 
@@ -91,22 +99,25 @@ def format_of(document: Document) -> Format | None:
 def _nearest(document: Document) -> str:
     """The client of whose own keys the file has the most, at least two; empty if there is none."""
     rows = document.candidates()
-    shared = {
-        one.name: sorted({key for row in rows for key in one.keys_in(row)}) for one in formats().values()
-    }
-    name = max(shared, key=lambda each: len(shared[each]))
+    shared = {}
+    for known in formats().values():
+        shared[known.name] = sorted({key for row in rows for key in known.keys_in(row)})
+    name = max(shared, key=lambda name: len(shared[name]))
     return f", nearest to {name} ({', '.join(shared[name][:2])})" if shared[name] else ""
 
 
 def _other(document: Document) -> str:
     """What a file is that is not read, and what to give instead; empty if that is not known."""
-    keys, text = set(document.header), document.text.lower() if document.kind == "text" else ""
+    keys = set(document.header)
+    text = document.text.lower() if document.kind == "text" else ""
     for row in document.candidates():
-        inner = (value[0] if isinstance(value, list) and value else value for value in row.values())
-        keys |= set(row).union(*(value for value in inner if isinstance(value, Mapping)))
+        keys |= set(row)
+        for value in row.values():
+            inner = value[0] if isinstance(value, list) and value else value
+            keys |= set(inner) if isinstance(inner, Mapping) else set()
     for instead, tools in table_file("others").items():
         for what, marks in tools.items():
-            if any({*mark.split("|")} <= keys or mark.lower() in text for mark in marks):
+            if any(set(mark.split("|")) <= keys or mark.lower() in text for mark in marks):
                 return f"it is {what}, which is not read: {instead}"
     return ""
 

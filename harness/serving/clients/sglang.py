@@ -15,7 +15,7 @@ from harness.serving.schema import Metric
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "header")
 DEGREES = ("tp", "pp", "dp", "ep")
 PUBLIC = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # a model's name with its organisation
-MAYBE = ("last_gen_throughput", "acc_length")
+MAYBE = ("last_gen_throughput", "acc_length")  # -1: the server did not tell it
 
 
 def random_lengths_and_server(draft: Draft) -> None:
@@ -24,14 +24,16 @@ def random_lengths_and_server(draft: Draft) -> None:
     if load["dataset"] == "sharegpt":
         load["output_len"] = row.number("sharegpt_output_len")
     elif load["dataset"] in ("random", "random-ids"):
-        load["range_ratio"] = ratio = row.number("random_range_ratio")
+        ratio = row.number("random_range_ratio")
+        load["range_ratio"] = ratio
         for side in ("input", "output"):
             load[f"{side}_len"] = mean_of_range(row.number(f"random_{side}_len"), ratio)
     cached = row.values.get("cached_tokens")
     if isinstance(cached, list) and cached and all(type(tokens) is int for tokens in cached):
-        load["prefix_cached"] = sum(cached) > 0
-        if sum(cached):
-            row.find("prefix_cache", "note", f"{sum(cached)} tokens of prompts came from the prefix cache")
+        tokens = sum(cached)
+        load["prefix_cached"] = tokens > 0
+        if tokens:
+            row.find("prefix_cache", "note", f"{tokens} tokens of prompts came from the prefix cache")
     info = row.inside("server_info")
     if info.values:
         _describe(draft, info)
@@ -43,8 +45,7 @@ def _describe(draft: Draft, info: Fields) -> None:
     `internal_states`. A router of disaggregated servers has lists of them in `prefill` and `decode`."""
     prefill, decode = info.entries("prefill"), info.entries("decode")
     servers = [*prefill, *decode] or [info]
-    main = (decode or servers)[0]
-    gpus = {id(server): _world(server) for server in servers}
+    main = decode[0] if decode else servers[0]
     path, served = main.text("model_path"), main.text("served_model_name")
     draft.about |= {
         "engine": "sglang",
@@ -52,13 +53,13 @@ def _describe(draft: Draft, info: Fields) -> None:
         "version": main.text("version"),
         "precision": main.text("quantization"),
         "nodes": _sum(server.count("nnodes") for server in servers),
-        "gpus": _sum(gpus.values()),
+        "gpus": _sum(_world(server) for server in servers),
         "flags": tuple(_flags(main, draft.format.more["flags"])),
     }
     draft.parallelism = {kind: main.count(f"{kind}_size") for kind in DEGREES} | {
         "dp_attention": main.flag("enable_dp_attention"),
-        "prefill_gpus": _sum(gpus[id(server)] for server in prefill),
-        "decode_gpus": _sum(gpus[id(server)] for server in decode),
+        "prefill_gpus": _sum(_world(server) for server in prefill),
+        "decode_gpus": _sum(_world(server) for server in decode),
     }
     if draft.about["gpus"]:
         draft.notes.append("gpus from server_info: the world size of its parallelism")
@@ -73,20 +74,22 @@ def without_secrets(value: Any) -> Any:
 
 def _world(server: Fields) -> int | None:
     """The number of GPUs: TP x PP, and x DP unless that is over the TP ranks (dp attention)."""
-    tp, pp, dp = (server.count(f"{kind}_size") for kind in ("tp", "pp", "dp"))
-    shared = server.flag("enable_dp_attention")
-    if not tp or not pp or not dp or (dp > 1 and shared is None):
+    tp, pp, dp = server.count("tp_size"), server.count("pp_size"), server.count("dp_size")
+    is_over_tp_ranks = server.flag("enable_dp_attention")
+    if not tp or not pp or not dp or (dp > 1 and is_over_tp_ranks is None):
         return None
-    return tp * pp * (1 if shared else dp)
+    return tp * pp if is_over_tp_ranks else tp * pp * dp
 
 
 def _flags(server: Fields, names: Iterable[str]) -> Iterator[str]:
+    """The server's arguments of these names that are on, as flags: `--name` or `--name=value`."""
     for name in names:
         value = server.values.get(name)
         if isinstance(value, (Mapping, list)) or (isinstance(value, float) and not math.isfinite(value)):
             server.leave_out(name, "is no flag's value")
         elif value is not None and value is not False and value != "":
-            yield f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+            flag = f"--{name.replace('_', '-')}"
+            yield flag if value is True else f"{flag}={value}"
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
@@ -126,8 +129,8 @@ def batch_of_a_server(draft: Draft) -> None:
     draft.load["prefix_cached"] = None if hits is None else hits > 0
     if hits:
         row.find("prefix_cache", "note", f"{100 * hits:.3g} % of the prompts came from the prefix cache")
-    given = row.values.get("server_args")
-    if isinstance(given, list) and all(isinstance(flag, str) for flag in given):
+    flags = row.values.get("server_args")
+    if isinstance(flags, list) and all(isinstance(flag, str) for flag in flags):
         draft.about["flags"] = tuple(row.take("server_args"))
 
 
@@ -135,5 +138,9 @@ def without_unknown(document: Document) -> list[Fields]:
     """The document without -1, by which the client writes what the server did not tell."""
     rows = objects(document)
     for row in rows:
-        row.values = {k: None if k in MAYBE and v == -1 else v for k, v in row.values.items()}
+        values = dict(row.values)
+        for key in MAYBE:
+            if values.get(key) == -1:
+                values[key] = None
+        row.values = values
     return rows

@@ -34,15 +34,18 @@ def report(draft: Draft) -> None:
             what = f"{key!r} is {alone:g}, but the average of its distribution {known:g}"
             fields.find("mean", "wrong", what)
     for name in ("decoding_stats", "performance", "request_info"):  # a rate that only its name tells
-        if (length := row.inside(name).number("global_acceptance_rate")) and not draft.value("accept_length"):
+        length = row.inside(name).number("global_acceptance_rate")
+        if length and not draft.value("accept_length"):
             draft.add("accept_length", length, "1", statistic="mean")
     if totals["duration_s"] is None:
         totals["duration_s"] = row.inside("performance").number("total_latency_s")
     requests, count = row.inside("request_info"), totals["completed"]
     for side in ("input", "output"):
         mean = requests.number(f"avg_{side}_length")
-        tells = mean is not None and count and not (printed and count * ROUNDED >= 0.5)
-        totals[f"{side}_tokens"] = round(mean * count) if tells and mean is not None else None
+        is_too_rough = printed and (count or 0) * ROUNDED >= 0.5
+        totals[f"{side}_tokens"] = None
+        if mean is not None and count and not is_too_rough:
+            totals[f"{side}_tokens"] = round(mean * count)
     if draft.load["output_len"] is None:
         draft.load["output_len"] = row.inside("dataset").number("avg_osl")
     about, engine = draft.about, row.inside("engine")
@@ -56,7 +59,9 @@ def report(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft) -> int | None:
-    whole, per_gpu = (draft.value("throughput", "total", "output", scope) for scope in ("instance", "gpu"))
+    """The number of GPUs by two throughputs; None if they do not make a whole number."""
+    whole = draft.value("throughput", "total", "output", "instance")
+    per_gpu = draft.value("throughput", "total", "output", "gpu")
     if not whole or not per_gpu:
         return None
     ratio = whole / per_gpu
@@ -78,32 +83,37 @@ def reports(document: Document) -> list[ServingRun]:
 
 def _reports(document: Document) -> Iterator[tuple[int, dict[str, Any]]]:
     """First line and content, as in the JSON, of each report."""
-    start, seen = 0, dict[str, str]()
+    start = 0
+    values: dict[str, str] = {}  # by path
     lines = plain(document.text)
     for number, line in enumerate(lines, 1):
         path, value = _read(line)
         if number == len(lines) and not line[-1:].isspace():
             value += " (where the text ends, maybe cut through)"
-        whole = any(where.startswith("performance.") for where in seen)
-        if path in seen or (HEADER.match(unprefixed(line)) and whole):
-            if whole:
-                yield start, _nested(seen)
-            start, seen = 0, {}
+        if path in values or (HEADER.match(unprefixed(line)) and _is_report(values)):
+            if _is_report(values):
+                yield start, _nested(values)
+            start, values = 0, {}
         if path:
             start = start or number
-            seen[path] = value
-    if any(where.startswith("performance.") for where in seen):
-        yield start, _nested(seen)
+            values[path] = value
+    if _is_report(values):
+        yield start, _nested(values)
 
 
-def _nested(seen: Mapping[str, str]) -> dict[str, Any]:
+def _is_report(values: Mapping[str, str]) -> bool:
+    return any(path.startswith("performance.") for path in values)
+
+
+def _nested(values: Mapping[str, str]) -> dict[str, Any]:
+    """The values by path as nested objects."""
     content: dict[str, Any] = {}
-    for path, value in seen.items():
+    for path, value in values.items():
         *outer, key = path.split(".")
-        into = content
+        inner = content
         for name in outer:
-            into = into.setdefault(name, {})
-        into[key] = value
+            inner = inner.setdefault(name, {})
+        inner[key] = value
     return content
 
 
@@ -113,7 +123,7 @@ def _read(line: str) -> tuple[str, str]:
     if match := STATISTIC_LINE.search(line.rstrip()):
         return f"{labels['distributions'][match[1].upper()]}.{match[2].lower()}", match[3]
     parts = unprefixed(line).split(":")
-    for i in range(1, len(parts)):
+    for i in range(1, len(parts)):  # a label may have a colon
         path = labels["printed"].get(" ".join(":".join(parts[:i]).split()), "")
         value = ":".join(parts[i:]).strip()
         if path and value and value != "None":

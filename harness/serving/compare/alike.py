@@ -12,12 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Group, RenderableType
-
 from harness import archive
 from harness.errors import UsageError
-from harness.report.notes import noted
-from harness.report.text import significant
 from harness.serving.clients.load import load
 from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
@@ -29,7 +25,6 @@ from shapes.names import near, unknown
 
 FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
-NOT_COMPARED = "not alike, not compared"
 ORDER_OF_CHOICE = ("output", "total", "unknown", "mean", "median")
 """Kinds of tokens and statistics: of several metrics of one name the earliest here is taken."""
 UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
@@ -317,55 +312,6 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     in_flight = run_a.workload.concurrency
     if in_flight and in_flight == run_b.workload.concurrency and gpus_a and gpus_b and gpus_a != gpus_b:
         yield f"the same requests in flight are {in_flight / gpus_a:g} a GPU against {in_flight / gpus_b:g}"
-
-
-def _answer(metric: Metric, ratio: float) -> str:
-    """Which is better, and by how much. ratio: A over B"""
-    more_is_better = "throughput" in metric.name
-    better, other = ("A", "B") if (ratio >= 1) == more_is_better else ("B", "A")
-    factor = max(ratio, 1 / ratio)
-    one_each = "one run each: no interval"
-    if f"{factor:.3g}" == "1":
-        return f"A and B are equal ({one_each})"
-    if more_is_better:
-        return f"{better} is {factor:.3g}x as fast as {other} ({one_each})"
-    if metric.unit in ("ms", "s", "us"):
-        return f"{better} takes {100 - 100 / factor:.3g} % less than {other} ({one_each})"
-    return f"A / B = {ratio:.4g} ({one_each})"
-
-
-def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> RenderableType:
-    """The ratio, or that there is none; both numbers; and the reasons of a refusal, or the differences."""
-    lines = []
-    for name, quantity, side in (("A", a, comparison.a), ("B", b, comparison.b)):
-        metric, run = quantity.metric, quantity.run
-        gpus = f"{all_gpus(run)} " if all_gpus(run) else ""
-        machine = f"{gpus}{run.hardware or 'unknown hardware'}"
-        server = f"{machine} {run.engine or 'unknown engine'} {run.version}".rstrip()
-        lines.append(f"{name}  {run.id}: {server}")
-        number = f"{significant(metric.value, 4)} {metric.unit}"
-        lines.append(f"   {_metric_text(metric)}: {number}, scope {metric.scope}")
-        if side.steps:
-            tokens = f" {side.tokens}" if side.tokens not in ("none", "unknown") else ""
-            gpu = " a GPU" if side.scope == "gpu" else ""
-            number = f"{significant(side.value, 4)}{tokens} {side.unit}{gpu}"
-            lines.append(f"   normalised: {number}  ({'; '.join(side.steps)})")
-    answer = NOT_COMPARED
-    if comparison.ratio:
-        after = ", after normalising" if comparison.verdict == "normalised" else ""
-        answer = f"{_answer(a.metric, comparison.ratio)}, {_metric_text(a.metric)}{after}"
-    notes = [("refused", reason.text) for reason in comparison.reasons]
-    notes += [("differs", text) for text in comparison.differing]
-    notes += [("uncertain", text) for text in comparison.uncertain]
-    notes += [("found", text) for text in comparison.found]
-    return Group(answer, *lines, "", noted(notes))
-
-
-def _metric_text(metric: Metric) -> str:
-    """For example `mean tpot` or `throughput of output tokens`."""
-    statistic = "" if metric.statistic == "total" else f"{metric.statistic} "
-    tokens = "" if metric.tokens == "none" else f" of {metric.tokens} tokens"
-    return f"{statistic}{metric.name}{tokens}"
 
 
 # Finding two runs: in files, or published

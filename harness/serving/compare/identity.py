@@ -418,7 +418,7 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
 
 def text(found: Collection[Difference]) -> str:
     """The differences, then what the row or the run does not say, with the other side's value."""
-    known = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
+    known = [f"{field.name} {field.run}, not {field.row}" for field in found if field.is_known]
     return "; ".join([*known, *unsaid(found, "the row", "the run")])
 
 

@@ -18,29 +18,29 @@ STATE = re.compile("|".join(NAMES["state"]))
 
 def server_settings(run: ServingRun) -> dict[str, str]:
     """The server's settings that are on, from its flags and report, and what its user had the client note."""
-    found: dict[str, Any] = {}
-    for flag in run.flags:
+    values: dict[str, Any] = {}
+    for flag in run.flags:  # `--name value`, `--name=value`, or one of these after `role: `
         name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
-        found[name.removeprefix("--").replace("-", "_")] = value or "on"
+        values[name.removeprefix("--").replace("-", "_")] = value or "on"
     for key in NAMES["of_server"]:
-        found |= flat(run.extra.get(key))
-    noted = {
-        key: v for key, v in _scalars(run).items() if run.client in NAMES["noted"] and key not in NAMES["own"]
-    }
-    return _settings(found | noted, noted if run.client.endswith(".serve") else {})
+        values |= flat(run.extra.get(key))
+    noted = {}
+    if run.client in NAMES["noted"]:
+        noted = {key: value for key, value in _scalars(run).items() if key not in NAMES["own"]}
+    return _settings(values | noted, noted if run.client.endswith(".serve") else {})
 
 
 def client_settings(run: ServingRun) -> dict[str, str]:
     """The client's settings by name, as far as a run has no other place for them."""
-    found = {
-        key: v for key, v in _scalars(run).items() if run.client not in NAMES["noted"] or key in NAMES["own"]
-    }
-    found |= {
-        k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(NAMES["csv_settings"])
-    }
+    values = _scalars(run)
+    if run.client in NAMES["noted"]:  # the other scalars are noted of the server
+        values = {key: value for key, value in values.items() if key in NAMES["own"]}
+    for key, value in run.extra.items():
+        if key.startswith(NAMES["csv_settings"]):
+            values[key.lower().replace(" ", "_")] = value
     for key in NAMES["of_client"]:
-        found |= flat(run.extra.get(key))
-    return _settings(found)
+        values |= flat(run.extra.get(key))
+    return _settings(values)
 
 
 def _scalars(run: ServingRun) -> dict[str, Any]:
@@ -49,12 +49,13 @@ def _scalars(run: ServingRun) -> dict[str, Any]:
     return {k: v for k, v in scalars.items() if v != run.protocol}
 
 
-def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str, str]:
-    """The settings that are on, and those that the user noted. `off` may not be a server's default."""
+def _settings(values: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str, str]:
+    """The settings that are on, and those that the user noted, also if off: that may not be the default."""
     settings = {}
-    for name, value in found.items():
-        text, last = str(value).strip(), re.sub(r"(\.\d+)+$", "", name)  # without indices of a list
-        last = re.split("[.:]", last)[-1]
+    for name, value in values.items():
+        text = str(value).strip()
+        without_indices = re.sub(r"(\.\d+)+$", "", name)  # of a list
+        last = re.split("[.:]", without_indices)[-1]
         is_model = last in NAMES["model_paths"]
         if (name in noted or text.lower() not in OFF) and (is_model or not STATE.fullmatch(last)):
             text = "on" if text.lower() == "true" else text
@@ -63,29 +64,43 @@ def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str
 
 
 def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]:
-    """Scalars in nested objects, by joined names. lists: whether lists are taken apart, too"""
-    if not (isinstance(value, Mapping) or (lists and isinstance(value, list))):
+    """Scalars in nested objects, by joined names: `a.b`. lists: whether lists are taken apart, too"""
+    if isinstance(value, Mapping):
+        items: Mapping[Any, Any] = value
+    elif lists and isinstance(value, list):
+        items = dict(enumerate(value))
+    else:
         return {name: value} if name else {}
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key not in NAMES["unlisted"]}
-    return {k: v for key, each in inner.items() for k, v in flat(each, key, lists=lists).items()}
+    scalars: dict[str, Any] = {}
+    for key, inner in items.items():
+        if key not in NAMES["unlisted"]:
+            scalars |= flat(inner, f"{name}.{key}".lstrip("."), lists=lists)
+    return scalars
 
 
 def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
     """The differences between two runs outside of the identity, a line for each kind."""
     for what in ("image", "client", "protocol", "model"):
-        of_a, of_b = getattr(a, what), getattr(b, what)
-        if of_a and of_b and of_a.lower() != of_b.lower():
-            yield f"{what}: {of_a} against {of_b}"
-    unread = {name for name, flag in catalogue().items() if flag.read == "never"}
-    variables = [{k: v for k, v in run.environment.items() if k not in unread} for run in (a, b)]
-    kinds = [("flags", [server_settings(a), server_settings(b)]), ("environment", variables)]
+        text_a, text_b = getattr(a, what), getattr(b, what)
+        if text_a and text_b and text_a.lower() != text_b.lower():
+            yield f"{what}: {text_a} against {text_b}"
+    kinds = [
+        ("flags that differ", server_settings(a), server_settings(b)),
+        ("environment that differs", _read_variables(a), _read_variables(b)),
+    ]
+    # If one side has none it does not tell them, unless its client notes all.
+    if not (a.client == b.client and a.client in NAMES["noted"]):
+        kinds = [(kind, of_a, of_b) for kind, of_a, of_b in kinds if of_a and of_b]
     if a.client == b.client:
-        kinds.append(("client's settings", [client_settings(a), client_settings(b)]))
-    for kind, (one, other) in kinds:
-        if kind != "client's settings" and not ((one and other) or a.client == b.client in NAMES["noted"]):
-            continue  # one side does not tell them
-        names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-        if names:
-            pairs = [f"{name} {one.get(name, 'unset')} | {other.get(name, 'unset')}" for name in names]
-            yield f"{kind} that differ{'s' if kind == 'environment' else ''}: {', '.join(pairs)}"
+        kinds.append(("client's settings that differ", client_settings(a), client_settings(b)))
+    for kind, of_a, of_b in kinds:
+        names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
+        pairs = [f"{name} {of_a.get(name, 'unset')} | {of_b.get(name, 'unset')}" for name in names]
+        if pairs:
+            yield f"{kind}: {', '.join(pairs)}"
+
+
+def _read_variables(run: ServingRun) -> dict[str, str]:
+    """The run's environment without variables that nothing reads."""
+    unread = {name for name, flag in catalogue().items() if flag.read == "never"}
+    return {name: value for name, value in run.environment.items() if name not in unread}

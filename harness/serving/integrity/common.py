@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.files import read_toml
-from harness.serving.schema import Finding, Metric, ServingRun, Severity, first
+from harness.serving.schema import Finding, ServingRun, Severity
 
 EXACT = 1e-3  # relative: of numbers that one program computed from the same numbers
 MARGIN = 0.01  # relative: by which two clocks of one run may differ
@@ -67,46 +67,3 @@ def hint(run: ServingRun, ratio: float) -> str:
     }
     near = (text for factor, text in known.items() if factor > 1 and abs(either / factor - 1) < LIKE)
     return next((f" (off by {text})" for text in near), "")
-
-
-def whole(run: ServingRun, metric: Metric | None) -> float | None:
-    """A throughput of the whole engine; None if its scope does not tell by what it was divided."""
-    parallel = run.parallelism
-    counts = {
-        "gpu": run.gpus, "node": run.nodes, "prefill_gpu": parallel.prefill_gpus,
-        "decode_gpu": parallel.decode_gpus, "instance": 1, "cluster": 1,
-    }  # fmt: skip
-    count = counts.get(metric.scope) if metric is not None else None
-    return metric.value * count if metric is not None and count else None
-
-
-def output_length(run: ServingRun) -> float | None:
-    """Mean output tokens of a request: as counted, else as asked for, else from the rates."""
-    if run.totals.output_tokens and run.totals.completed:
-        return run.totals.output_tokens / run.totals.completed
-    if run.workload.output_len is not None:
-        return run.workload.output_len
-    requests = run.metric("request_throughput")
-    tokens = requests and run.value("throughput", "total", "output", requests.scope)
-    if requests is None or not isinstance(tokens, float) or requests.derived or not requests.value:
-        return None
-    return tokens / requests.value
-
-
-def equal_lengths(run: ServingRun) -> bool:
-    """Whether all requests had the same output length: by their list, or because the mean is exactly the
-    whole number that was asked for, which different lengths give only by chance."""
-    lengths, totals, asked = run.samples.output_lens, run.totals, run.workload.output_len or 0
-    if lengths:
-        return min(lengths) == max(lengths)
-    if not totals.output_tokens or not totals.completed:
-        return False
-    whole_number = asked == int(asked)  # trtllm-bench reports the mean of its data set
-    return totals.completed == 1 or (whole_number and totals.output_tokens == totals.completed * asked)
-
-
-def stated(run: ServingRun, name: str, statistic: str) -> float | None:
-    """A latency in ms as the client reported it, and not as it follows from others."""
-    reported = (metric for metric in run.metrics if not metric.derived)
-    metric = first(reported, name=name, statistic=statistic, unit="ms")
-    return metric.value if metric else None

@@ -9,35 +9,24 @@ from itertools import pairwise
 from typing import Any
 
 from harness.serving.clients.fields import real
-from harness.serving.integrity.common import (
-    EXACT,
-    MARGIN,
-    WAITS,
-    apart,
-    broken,
-    equal_lengths,
-    found,
-    hint,
-    output_length,
-    rounding,
-    stated,
-)
+from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, broken, found, hint, rounding
 from harness.serving.schema import Finding, ServingRun, Severity
 
 IDENTITY = 0.005  # of the mean E2E; dstack's 54 rows hold to 4e-10
 TAIL = 0.05  # of the mean E2E, after the last token: guidellm's request ends with the response
-ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for: many stop early, none late
+# E2E over what follows from a length that was asked for: many requests stop early, none late.
+LEAST_ASKED, MOST_ASKED = 1 / 20, 1.5
 PER_REQUEST = ("ttft", "tpot", "e2e")
 ONE_A_REQUEST = (*PER_REQUEST, "normalized_time_per_output_token", "input_len", "output_len")
 UNIT = 100  # no distribution of latencies has this factor between its mean and its median
 BUNDLED = 1.5  # ITL / TPOT from which on a chunk holds several tokens
 BUNDLE = 64  # most tokens of a chunk
-HEAVY = 20  # per cent of the time of all requests in one of them
-FAR = 5  # times the mean of the others
-LOOSER = 1 + MARGIN
-FEW = 3  # requests
-SKEWED = 3  # times the median
-NEARLY = 0.85  # of the deviation that a single long request makes
+HEAVY = 20  # per cent of the time of all requests, from which on one of them makes the mean
+FAR = 5  # times the mean of the others, from which on such a request is far from them
+LOOSER = 1 + MARGIN  # a factor for limits of numbers that are measured
+FEW = 3  # the least number of requests among which one may stand out
+SKEWED = 3  # mean / median, from which on a few requests make the mean
+NEARLY = 0.85  # the least share of the deviation that a single long request makes
 SPELLINGS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
 
 
@@ -60,36 +49,43 @@ def quantile(statistic: str) -> float | None:
 
 
 def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
-    """The statistics of each metric that has several, in its unit, as the client reported them."""
+    """The statistics of each metric that has several, in its unit, as the client reported them. They are by
+    name, with the kind of tokens in front: `e2e`, `output throughput`."""
     values: dict[tuple[str, str, str], dict[str, float]] = {}
     for metric in run.metrics:
         if not metric.derived and metric.statistic != "total":
             key = (metric.name, metric.tokens, metric.scope)
             values.setdefault(key, {}).setdefault(metric.statistic, metric.value)
-    several = {key: known for key, known in values.items() if len(known) > 1}
-    return {" ".join(word for word in key[1::-1] if word != "none"): known for key, known in several.items()}
+    by_name = {}
+    for (name, tokens, _), known in values.items():
+        if len(known) > 1:
+            by_name[name if tokens == "none" else f"{tokens} {name}"] = known
+    return by_name
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
     """Quantiles rise, the mean lies between min and max, and p50 is the median, in all that was kept."""
     for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
-        ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
-        pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
-        pairs += [p for p in (("min", "mean"), ("mean", "max")) if known.keys() >= set(p)]
+        quantiles = {statistic: at for statistic in known if (at := quantile(statistic)) is not None}
+        ranked = sorted(quantiles, key=lambda statistic: (quantiles[statistic], statistic))
+        pairs = list(pairwise(ranked))
+        if "mean" in known:
+            pairs += [("min", "mean")] if "min" in known else []
+            pairs += [("mean", "max")] if "max" in known else []
         for low, high in pairs:
-            same = quantile(low) == quantile(high) and "mean" not in (low, high)
-            above = known[low] > known[high] * (1 + 1e-9) + rounding(known[high])
-            if above or (same and apart(known[high], known[low]) > EXACT):
+            are_same = "mean" not in (low, high) and quantiles[low] == quantiles[high]
+            is_above = known[low] > known[high] * (1 + 1e-9) + rounding(known[high])
+            if is_above or (are_same and apart(known[high], known[low]) > EXACT):
                 values = {"low": low, "a": known[low], "high": high, "b": known[high]}
-                how = "not_same" if same else "wrong_way"
+                how = "not_same" if are_same else "wrong_way"
                 yield found("percentile_order", "wrong", how, name=name, **values)
 
 
 def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Statistics of numbers that have no place in a run, by where they are."""
+    """Statistics of numbers that have no place in a run, by where they are: objects with two quantiles."""
     numbers = {SPELLINGS.get(key, key): real(value) for key, value in extra.items()}
     known = {key: number for key, number in numbers.items() if number is not None}
-    if sum(1 for key in known if quantile(key) is not None) > 1:
+    if len([key for key in known if quantile(key) is not None]) > 1:
         yield path, known
     for key, value in extra.items():
         if isinstance(value, Mapping):
@@ -105,14 +101,14 @@ def moments(run: ServingRun) -> Iterator[Finding]:
     """Mean, deviation and quantiles must be those of one sample of values of at least 0."""
     latencies = statistics(run)
     for name, known in distributions(run).items():
-        mean, median, p99 = (known.get(key) for key in ("mean", "median", "p99"))
+        mean, median, p99 = known.get("mean"), known.get("median"), known.get("p99")
         std = known.get("std", 0.0)
         if mean is None:
             continue
         # Tokens of one chunk have no time between them, so that the median and the lower quartile may be 0.
-        pieces = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
-        far = median is not None and mean and not mean / UNIT < median < mean * UNIT
-        if median is not None and far and name in latencies and not pieces:
+        in_bursts = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
+        is_examined = name in latencies and not in_bursts and mean > 0
+        if is_examined and median is not None and not mean / UNIT < median < mean * UNIT:
             text = "bursts" if name == "itl" and median < mean else "far_apart"
             values = {"median": median, "mean": mean, "hint": hint(run, median / mean)}
             yield found("moments", "suspect", text, name=name, **values)
@@ -120,15 +116,17 @@ def moments(run: ServingRun) -> Iterator[Finding]:
             yield found("moments", "suspect", "above_p99", name=name, mean=mean, p99=p99)
         yield from _outside(run, name, known, mean)
         for severity, widest, beside in _widest(run, name, known, mean):
-            few = 0.5 if 0 < (run.totals.completed or 0) < 10 and severity == "suspect" else 0.0
-            if std * (1 - few) > widest * LOOSER + 4 * rounding(*known.values()):
+            is_of_few = 0 < (run.totals.completed or 0) < 10
+            counted_std = std / 2 if is_of_few and severity == "suspect" else std
+            if counted_std > widest * LOOSER + 4 * rounding(*known.values()):
                 yield found("moments", severity, "too_wide", name=name, std=std, beside=beside)
 
 
 def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float) -> Iterator[Finding]:
     """Quantiles that no distribution of that mean (Markov), or of that mean and deviation (Cantelli), has.
     The largest of n values is such a quantile at 1 - 1/n (Samuelson), the smallest at 1/n."""
-    std, count, error = known.get("std"), run.totals.completed or 0, 2 * rounding(*known.values())
+    std, count = known.get("std"), run.totals.completed or 0
+    error = 2 * rounding(*known.values())
     slack = error + mean * 1e-6 + (std or 0.0) * (0.5 if count < 10 else 0.0)
     for statistic, value in known.items():
         at = quantile(statistic)
@@ -136,8 +134,9 @@ def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float
             at = 1 / count if at == 0 else 1 - 1 / count
         if at is None or not 0 < at < 1:
             continue
-        low, high = -math.inf, (mean + error) * LOOSER / (1 - at)
-        if std is not None:
+        if std is None:
+            low, high = -math.inf, (mean + error) * LOOSER / (1 - at)
+        else:
             low, high = quantile_limits(mean, std * LOOSER + error, at)
         if not low - slack <= value <= high + slack:
             spread = "" if std is None else f", std {std:g}"
@@ -151,7 +150,8 @@ def _widest(
     run: ServingRun, name: str, known: Mapping[str, float], mean: float
 ) -> Iterator[tuple[Severity, float, str]]:
     """The largest deviations that other numbers allow, and which numbers those are."""
-    count, least, most, p99 = run.totals.completed, known.get("min", 0.0), known.get("max"), known.get("p99")
+    count, p99 = run.totals.completed, known.get("p99")
+    least, most = known.get("min", 0.0), known.get("max")
     if most is not None and least <= mean <= most:  # Bhatia and Davis
         ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
         yield "wrong", ends, f"with mean {mean:g} between {least:g} and {most:g}"
@@ -171,13 +171,14 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
     """Finds a mean that one or a few requests make: they wait for compilations, or one hangs."""
     count = run.totals.completed
     for name in PER_REQUEST:
-        largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")
+        largest = _largest(run, name)
+        mean, median = run.reported_ms(name), run.reported_ms(name, "median")
         if not mean or not count or count < FEW:
             continue
-        rest = (mean * count - largest) / (count - 1) if largest else mean
+        without = (mean * count - largest) / (count - 1) if largest else mean  # the mean of the others
         share = 100 * (largest or 0.0) / count / mean
-        if largest and share >= HEAVY and largest >= FAR * rest:
-            values = {"count": count, "largest": largest, "share": share, "mean": mean, "without": rest}
+        if largest and share >= HEAVY and largest >= FAR * without:
+            values = {"count": count, "largest": largest, "share": share, "mean": mean, "without": without}
             yield found("one_request", "suspect", "heavy", name=name, **values)
         elif median and mean >= SKEWED * median:
             values = {"mean": mean, "median": median, "ratio": mean / median}
@@ -187,47 +188,50 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 def _largest(run: ServingRun, name: str) -> float | None:
     """The longest time of a request: from their list, as stated, or from mean, median and deviation (or p99)
     if these are of one long request among similar ones. None if nothing tells it."""
-    samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
-    listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
-    mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))
+    known, count = statistics(run).get(name, {}), run.totals.completed or 0
+    listed = {"ttft": run.samples.ttfts_ms, "e2e": run.samples.e2es_ms}.get(name, ())
+    mean, median, std, p99 = known.get("mean"), known.get("median"), known.get("std"), known.get("p99")
     if count < FEW or len(listed) == count:
         return max(listed, default=None)
     if "max" in known or mean is None or median is None or mean < 1.5 * median:
         return known.get("max")
-    alone = median + count * (mean - median)
+    alone = median + count * (mean - median)  # the request that makes this mean if all others take the median
     if std is not None:
         return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
-    last = (count - 1) * 0.99 - (count - 2)  # the place of numpy's p99 between the two longest
-    interpolated = median + last * (alone - median)
-    same = p99 is not None and last > 0 and math.isclose(p99, interpolated, rel_tol=1 - NEARLY)
-    return alone if same else None
+    place = (count - 1) * 0.99 - (count - 2)  # of numpy's p99 between the two longest, from 0 to 1
+    expected_p99 = median + place * (alone - median)
+    is_near = p99 is not None and place > 0 and math.isclose(p99, expected_p99, rel_tol=1 - NEARLY)
+    return alone if is_near else None
 
 
 def identity(run: ServingRun) -> Iterator[Finding]:
     """mean E2E = mean TTFT + (n - 1) mean TPOT, with n output tokens a request. It is exact if all requests
     have the same n, and E2E ends with the last token. With other n it lacks the covariance of n and TPOT,
     which is at most the product of their deviations (Cauchy-Schwarz)."""
-    e2e, ttft, tpot = (stated(run, name, "mean") for name in ("e2e", "ttft", "tpot"))
-    length = output_length(run)
+    e2e, ttft, tpot = run.reported_ms("e2e"), run.reported_ms("ttft"), run.reported_ms("tpot")
+    length = run.mean_output_length
     if e2e is None or ttft is None or tpot is None or length is None or length < 1:
         return
-    follows, equal = ttft + (length - 1) * tpot, equal_lengths(run)
+    follows = ttft + (length - 1) * tpot
+    are_equal = run.has_equal_lengths
     allowed = IDENTITY * max(e2e, follows) + rounding(e2e, ttft, tpot) * (length + 1)
-    if not equal:
-        allowed += _deviation_of_length(run, length) * (stated(run, "tpot", "std") or tpot)
-    counted = bool(run.totals.output_tokens and run.totals.completed)
-    if not counted and follows and ASKED[0] <= e2e / follows <= ASKED[1]:
+    if not are_equal:
+        allowed += _deviation_of_length(run, length) * (run.reported_ms("tpot", "std") or tpot)
+    is_counted = run.totals.output_tokens and run.totals.completed
+    if not is_counted and follows and LEAST_ASKED <= e2e / follows <= MOST_ASKED:
         return
     if abs(e2e - follows) > allowed:
         times = {"e2e": e2e, "ttft": ttft, "tpot": tpot, "length": length}
-        severity: Severity = "wrong" if equal else "suspect"
-        tail, unit = "", _unit_at_fault(**times)
-        if equal and 0 < e2e - follows < TAIL * e2e:
+        severity: Severity = "wrong" if are_equal else "suspect"
+        tail = ""
+        if are_equal and 0 < e2e - follows < TAIL * e2e:
             severity, tail = "note", ", the rest after the last token"
-        yield broken(run, "e2e_identity", severity, "apart", follows=follows, unit=unit, tail=tail, **times)
+        values = {"follows": follows, "unit": _unit_at_fault(**times), "tail": tail}
+        yield broken(run, "e2e_identity", severity, "apart", **values, **times)
 
 
 def _deviation_of_length(run: ServingRun, mean: float) -> float:
+    """The deviation of the output lengths, in tokens: of their list, as stated, or as much as it may be."""
     lengths, load = run.samples.output_lens, run.workload
     if lengths:
         return math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths))
@@ -242,6 +246,7 @@ def _deviation_of_length(run: ServingRun, mean: float) -> float:
 
 
 def _unit_at_fault(e2e: float, ttft: float, tpot: float, length: float) -> str:
+    """Which of the times satisfies the identity in another unit; empty if none does."""
     for factor in (1e3, 1e-3):
         for name in ("e2e", "ttft", "tpot"):
             times = {"e2e": e2e, "ttft": ttft, "tpot": tpot}
@@ -253,16 +258,15 @@ def _unit_at_fault(e2e: float, ttft: float, tpot: float, length: float) -> str:
 
 def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
     """A request takes no less than its first token, no less than all others, and no longer than the run."""
-    known, duration, length = statistics(run), run.totals.duration_s, output_length(run)
-    e2e = known.get("e2e", {})
-    steps = (length - 1) if length and equal_lengths(run) else 0.0
-    for name, times, only in (("ttft", 1.0, ""), ("tpot", steps, ""), ("itl", 1.0, "max")):
+    known, duration, length = statistics(run), run.totals.duration_s, run.mean_output_length
+    steps = (length - 1) if length and run.has_equal_lengths else 0.0
+    for name, count in (("ttft", 1.0), ("tpot", steps), ("itl", 1.0)):  # at least so many in a request
         for statistic, value in known.get(name, {}).items():
-            ends = e2e.get(statistic)
-            if statistic == "std" or ends is None or (only and statistic != only):
+            e2e = known.get("e2e", {}).get(statistic)
+            if e2e is None or statistic == "std" or (name == "itl" and statistic != "max"):
                 continue
-            if value * times > ends * (1 + EXACT) + rounding(ends, value) * times:
-                values = {"value": value, "times": f" x {times:g}" if name == "tpot" else "", "e2e": ends}
+            if value * count > e2e * (1 + EXACT) + rounding(e2e, value) * count:
+                values = {"value": value, "times": f" x {count:g}" if name == "tpot" else "", "e2e": e2e}
                 yield found("parts_of_e2e", "wrong", "longer", name=name, statistic=statistic, **values)
     for name in (*PER_REQUEST, "itl", "client_queue_time"):
         for statistic, value in known.get(name, {}).items():
@@ -273,7 +277,8 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
 
 def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
     """ITL is the time between chunks, TPOT that of a token. They are equal if a chunk is a token."""
-    itl, tpot, accepted = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.value("accept_length")
+    itl, tpot = run.reported_ms("itl"), run.reported_ms("tpot")
+    accepted = run.value("accept_length")
     if not itl or not tpot:
         return
     ratio = itl / tpot
@@ -282,7 +287,7 @@ def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
         text, severity = "units", "suspect"
     elif ratio > BUNDLED:
         text = "bundled"
-    elif ratio < 1 / BUNDLED and equal_lengths(run):
+    elif ratio < 1 / BUNDLED and run.has_equal_lengths:
         text, severity = "more_pieces", "suspect"
     elif ratio < 1 / BUNDLED:
         text = "weighted"

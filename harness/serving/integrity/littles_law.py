@@ -6,17 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.serving.integrity.common import (
-    MARGIN,
-    apart,
-    broken,
-    equal_lengths,
-    found,
-    hint,
-    output_length,
-    stated,
-    whole,
-)
+from harness.serving.integrity.common import MARGIN, apart, broken, found, hint
 from harness.serving.schema import Finding, ServingRun, Severity
 
 LOOSE = 0.25  # of what follows from means of unequal lengths
@@ -28,77 +18,83 @@ DRAWN = 1.5  # a factor between two ratios of mean lengths that were drawn likew
 
 
 class InFlight(NamedTuple):
-    """Mean requests in flight by the run's numbers: `rate` in 1/s times `time` in ms.
+    """Mean requests in flight by the run's numbers.
 
-    equation: that product, and where its numbers come from
-    severe:   the severity of a finding that rests on it: `wrong` if it is exact, else `suspect`
-    margin:   relative
+    follows:  the rate times the time
+    rate:     requests per second
+    time_ms:  of a mean request
+    equation: that product as text, and where its numbers come from
+    severity: of a finding that rests on it: `wrong` if it is exact, else `suspect`
+    margin:   relative, by which another number may differ from it
     """
 
     follows: float
     rate: float
-    time: float
+    time_ms: float
     equation: str
-    severe: Severity
+    severity: Severity
     margin: float
 
 
 def in_flight(run: ServingRun) -> InFlight | None:
     """None if the rate of requests or the time of a mean request is not known."""
-    rate, e2e = request_rate(run), stated(run, "e2e", "mean")
-    ttft, tpot, length = stated(run, "ttft", "mean"), stated(run, "tpot", "mean"), output_length(run)
-    time, exact, source = e2e, True, "mean E2E"
-    if not e2e and ttft is not None and tpot is not None and length:
-        time, exact = ttft + (length - 1) * tpot, equal_lengths(run)
+    rate, totals = request_rate(run), run.totals
+    ttft, tpot, length = run.reported_ms("ttft"), run.reported_ms("tpot"), run.mean_output_length
+    time_ms, is_exact, source = run.reported_ms("e2e"), True, "mean E2E"
+    if not time_ms and ttft is not None and tpot is not None and length:
+        time_ms, is_exact = ttft + (length - 1) * tpot, run.has_equal_lengths
         source = "mean TTFT + (n - 1) mean TPOT"
-    if not rate or not time:
+    if not rate or not time_ms:
         return None
-    totals, counted = run.totals, "as reported"
+    counted = "as reported"
     if totals.completed and totals.duration_s:
         counted = f"{totals.completed} in a duration of {totals.duration_s:g} s"
-    equation = f"{rate:.6g} req/s ({counted}) x {time:.6g} ms ({source})"
-    severe: Severity = "wrong" if exact else "suspect"
-    return InFlight(rate * time / 1e3, rate, time, equation, severe, MARGIN if exact else LOOSE)
+    equation = f"{rate:.6g} req/s ({counted}) x {time_ms:.6g} ms ({source})"
+    severity: Severity = "wrong" if is_exact else "suspect"
+    return InFlight(rate * time_ms / 1e3, rate, time_ms, equation, severity, MARGIN if is_exact else LOOSE)
 
 
 def request_rate(run: ServingRun) -> float | None:
     """Requests per second: counted, else reported, else from output tokens."""
-    totals, length = run.totals, output_length(run)
+    totals, length = run.totals, run.mean_output_length
     if totals.completed and totals.duration_s:
         return totals.completed / totals.duration_s
-    if value := whole(run, run.metric("request_throughput")):
+    if value := run.whole_throughput(run.metric("request_throughput")):
         return value
     for metric in run.metrics:
         of_output = (metric.name, metric.tokens, metric.statistic) == ("throughput", "output", "total")
-        if of_output and length and (value := whole(run, metric)):
+        if of_output and length and (value := run.whole_throughput(metric)):
             return value / length
     return None
 
 
 def littles_law(run: ServingRun) -> Iterator[Finding]:
     """Compares the concurrency that the client reports, the one that follows, and the one that it allows."""
-    mean, reported, limit = in_flight(run), run.metric("concurrency"), run.workload.concurrency
-    value = reported.value if reported is not None and not reported.derived else None
+    mean, metric, limit = in_flight(run), run.metric("concurrency"), run.workload.concurrency
+    reported = metric.value if metric is not None and not metric.derived else None
     if mean:
         follows, about = mean.follows, {"follows": mean.follows, "equation": mean.equation}
-        if value is not None and apart(value, follows, mean.rate, mean.time) > mean.margin:
-            severity, likely = "suspect" if run.totals.failed else mean.severe, hint(run, value / follows)
-            yield broken(run, "littles_law", severity, "reported", concurrency=value, hint=likely, **about)
+        if reported is not None and apart(reported, follows, mean.rate, mean.time_ms) > mean.margin:
+            severity = "suspect" if run.totals.failed else mean.severity
+            values = {"concurrency": reported, "hint": hint(run, reported / follows)}
+            yield broken(run, "littles_law", severity, "reported", **values, **about)
         if limit and follows > limit * (1 + mean.margin):
-            likely = hint(run, follows / limit)
-            yield broken(run, "concurrency_limit", mean.severe, "follows", limit=limit, hint=likely, **about)
-        if _at_once(run) and follows < AT_ONCE * (1 if mean.severe == "wrong" else 1 - LOOSE):
+            values = {"limit": limit, "hint": hint(run, follows / limit)}
+            yield broken(run, "concurrency_limit", mean.severity, "follows", **values, **about)
+        if _at_once(run) and follows < AT_ONCE * (1 if mean.severity == "wrong" else 1 - LOOSE):
             yield broken(run, "concurrency_floor", "suspect", "below_one", **about)
     yield from _filled(run, mean)
     yield from _peaks(run, mean)
-    most = run.value("concurrency", "max") if value is not None else None
-    for statistic, number in (("mean", value), ("max", most)):
-        if number is not None and limit and number > limit * (1 + MARGIN):
-            yield broken(run, "concurrency_limit", "wrong", statistic, concurrency=number, limit=limit)
+    if reported is None or not limit:
+        return
+    for statistic, concurrency in (("mean", reported), ("max", run.value("concurrency", "max") or 0.0)):
+        if concurrency > limit * (1 + MARGIN):
+            yield broken(run, "concurrency_limit", "wrong", statistic, concurrency=concurrency, limit=limit)
             return
 
 
 def _at_once(run: ServingRun) -> bool:
+    """Whether requests are sent as soon as there is a place for them, and not at a rate."""
     load = run.workload
     return not load.request_rate and bool(load.concurrency or load.request_rate == 0)
 
@@ -111,8 +107,10 @@ def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
     if not limit or not _at_once(run) or run.mode == "offline":
         return
     if sent and sent <= limit and (run.value("ttft", "mean") or run.value("e2e", "mean")):
-        lacks = found("one_wave", "suspect", "lacks", sent=sent, limit=limit)
-        yield lacks if sent < limit else found("one_wave", "note", "full", sent=sent, limit=limit)
+        if sent < limit:
+            yield found("one_wave", "suspect", "lacks", sent=sent, limit=limit)
+        else:
+            yield found("one_wave", "note", "full", sent=sent, limit=limit)
     server = run.option("max-running-requests", "max-num-seqs")
     if server.isdecimal() and int(server) < limit:
         yield found("server_limit", "note", "lower", server=int(server), limit=limit)
@@ -135,7 +133,7 @@ def _longest(run: ServingRun) -> float | None:
     """The time in ms of a longest request: as stated, or by the slowest first token and the others."""
     if longest := run.value("e2e", "max") or run.value("e2e", "p99"):
         return longest
-    ttft, tpot, length = run.value("ttft", "p99"), run.value("tpot", "p99"), output_length(run)
+    ttft, tpot, length = run.value("ttft", "p99"), run.value("tpot", "p99"), run.mean_output_length
     return ttft + (length - 1) * tpot if ttft and tpot and length else None
 
 
@@ -145,20 +143,21 @@ def _peak(run: ServingRun) -> float | None:
 
 
 def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
-    """The largest value of single seconds is at least the mean."""
-    most, duration = _peak(run), run.totals.duration_s
-    sent = run.workload.num_prompts or run.totals.completed
-    if most and sent and most > 2 * (sent + (run.totals.failed or 0)):
+    """The most requests, and the most tokens, of a single second are at least the mean."""
+    most, totals = _peak(run), run.totals
+    sent = run.workload.num_prompts or totals.completed
+    if most and sent and most > 2 * (sent + (totals.failed or 0)):
         yield broken(run, "peak", "suspect", "more_than_sent", peak=most, sent=sent)
     if most is not None and in_flight and most < in_flight.follows * (1 - in_flight.margin):
         about = {"follows": in_flight.follows, "equation": in_flight.equation}
-        yield broken(run, "peak", in_flight.severe, "below_mean", peak=most, **about)
+        yield broken(run, "peak", in_flight.severity, "below_mean", peak=most, **about)
     peak = run.value("max_output_tokens_per_s") or run.value("peak_throughput", "max", "output")
-    mean = run.value("throughput", "total", "output", "instance")
-    itl, tpot, every = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.totals.output_tokens
-    if peak and every and peak > 2 * every:  # some clients count those of warm-up requests, too
-        yield broken(run, "peak", "suspect", "more_than_run", peak=peak, every=every)
-    # It counts chunks in a second. They are tokens if the time between them is a token's.
+    tokens = totals.output_tokens
+    if peak and tokens and peak > 2 * tokens:  # some clients count those of warm-up requests, too
+        yield broken(run, "peak", "suspect", "more_than_run", peak=peak, every=tokens)
+    mean, duration = run.value("throughput", "total", "output", "instance"), totals.duration_s
+    itl, tpot = run.reported_ms("itl"), run.reported_ms("tpot")
+    # The peak counts chunks in a second. They are tokens if the time between them is a token's.
     if not (peak and mean and itl and tpot and duration) or itl > tpot * A_TOKEN:
         return
     if peak < (1 - LOOSE) * mean * duration / (math.ceil(duration) + 1):
@@ -166,25 +165,28 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:
-    """Used if only the longest lengths are known, and no E2E. A request has between half of those and all. So
-    requests in flight are tokens a second times a request's time over its tokens, and input over output
-    throughput is about the ratio of the two lengths."""
-    load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
+    """Used if only the longest lengths are known, and no E2E. The mean length is between half of the longest
+    and all of it. So requests in flight are tokens a second times a request's time over its tokens, and input
+    over output throughput is about the ratio of the two lengths."""
+    load, tpot, ttft = run.workload, run.reported_ms("tpot"), run.reported_ms("ttft")
     isl, osl, limit = load.longest_input_len, load.longest_output_len, load.concurrency
-    speed, prompts, both = (
-        whole(run, run.metric("throughput", "total", kind)) for kind in ("output", "input", "total")
-    )
-    if isl and osl and both and not speed:
+    if not osl:
+        return
+    prompts = run.whole_throughput(run.metric("throughput", "total", "input"))
+    speed = run.whole_throughput(run.metric("throughput", "total", "output"))
+    both = run.whole_throughput(run.metric("throughput", "total", "total"))
+    if isl and both and not speed:
         speed = both * osl / (isl + osl)  # in proportion to the two lengths
-    if isl and osl and speed and prompts and not isl / osl / DRAWN <= prompts / speed <= isl / osl * DRAWN:
+    if isl and speed and prompts and not 1 / DRAWN <= (prompts / speed) / (isl / osl) <= DRAWN:
         ratios = {"throughputs": prompts / speed, "lengths": isl / osl}
         yield found("lengths", "suspect", "unlike", isl=isl, osl=osl, **ratios)
-    if not osl or load.output_len is not None or not speed or not tpot or ttft is None or not limit:
+    if load.output_len is not None or not speed or not tpot or ttft is None or not limit:
         return
-    few, most = sorted(speed / n * (ttft + (n - 1) * tpot) / 1e3 for n in (osl, osl * SHORTEST))
-    if few > limit * (1 + MARGIN) or most < limit * FILLED:
+    lengths = (osl, osl * SHORTEST)
+    least, most = sorted(speed / length * (ttft + (length - 1) * tpot) / 1e3 for length in lengths)
+    if least > limit * (1 + MARGIN) or most < limit * FILLED:
         values = {"speed": speed, "shortest": osl * SHORTEST, "longest": osl, "ttft": ttft, "tpot": tpot}
-        values |= {"least": few, "most": most, "limit": limit}
+        values |= {"least": least, "most": most, "limit": limit}
         yield found("littles_law", "suspect", "longest_lengths", **values)
 
 

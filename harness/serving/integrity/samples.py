@@ -15,16 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.serving.integrity.common import (
-    FASTEST_STEP_MS,
-    MARGIN,
-    apart,
-    broken,
-    equal_lengths,
-    found,
-    output_length,
-    stated,
-)
+from harness.serving.integrity.common import FASTEST_STEP_MS, MARGIN, apart, broken, found
 from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
@@ -59,7 +50,7 @@ def left_out(run: ServingRun) -> ServingRun:
         findings.append(not_measured.finding)
     one_token = run.totals.output_tokens is not None and run.totals.output_tokens == run.totals.completed
     for name in ("tpot", "itl"):
-        mean, median = stated(run, name, "mean"), stated(run, name, "median")
+        mean, median = run.reported_ms(name), run.reported_ms(name, "median")
         # The median of ITL may be 0 in a stream of bursts.
         is_zero = mean == 0 or (median == 0 and (mean is None or name == "tpot"))
         if is_zero and name not in names:
@@ -104,8 +95,8 @@ def _by_statistics(run: ServingRun) -> NotMeasured | None:
         are = "are" if len(zeros) > 1 else "is"
         finding = found("zero", "suspect", "statistics", names=names, are=are)
         return NotMeasured({"tpot", *(metric.name for metric in zeros)}, finding)
-    ttft, e2e, tpot = (stated(run, name, "mean") for name in ("ttft", "e2e", "tpot"))
-    length = output_length(run) or 0.0  # 0: not known
+    ttft, e2e, tpot = (run.reported_ms(name) for name in ("ttft", "e2e", "tpot"))
+    length = run.mean_output_length or 0.0  # 0: not known
     if tpot is None and e2e is not None and ttft is not None and length > 1:
         tpot = max(e2e - ttft, 0.0) / (length - 1)
     if ttft is None or ttft < FASTEST_FIRST_MS or not tpot or 0 < length < SEVERAL:
@@ -185,7 +176,7 @@ def means(run: ServingRun) -> Iterator[Finding]:
         "tpot": _tpots(run),
         "itl": [gap for gaps in samples.itls_ms for gap in gaps],
     }
-    if samples.itls_ms and not lists["itl"] and (itl := stated(run, "itl", "mean")):
+    if samples.itls_ms and not lists["itl"] and (itl := run.reported_ms("itl")):
         yield broken(run, "samples", "wrong", "empty", itl=itl)
     for name, values in lists.items():
         for statistic, value in reported.get(name, {}).items():
@@ -201,14 +192,14 @@ def users(run: ServingRun) -> Iterator[Finding]:
     """A user sees tokens of a request over its time. If all requests are equally long, the mean of this is at
     least the tokens over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
-    e2e, length = stated(run, "e2e", "mean"), output_length(run)
+    e2e, length = run.reported_ms("e2e"), run.mean_output_length
     if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
         expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
         least, most = 1 - MARGIN, 1 + MARGIN
     elif e2e and length:
         expected = length / e2e * 1e3
         least, most = 0.5, 2.0
-        if equal_lengths(run):
+        if run.has_equal_lengths:
             least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
     else:
         return

@@ -17,9 +17,7 @@ from harness.serving.integrity.common import (
     found,
     hint,
     rounding,
-    stated,
-    whole,
-)  # fmt: skip
+)
 from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
 LOGGED_STEPS = 40  # decode steps between two of the server's own rates (SGLang's --decode-log-interval)
@@ -79,7 +77,7 @@ def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
                 count = min(counts, key=lambda n: abs(n - near), default=None)
         elif metric.name != "request_throughput":
             continue
-        value = whole(run, metric)
+        value = run.whole_throughput(metric)
         if not metric.derived and value is not None and count is not None:
             expected = count / duration
             values = {"name": name, "unit": metric.unit, "of": of, "value": value, "count": count}
@@ -232,8 +230,8 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
     size = load.num_prompts
     prompt_tokens = size * load.input_len if size and load.input_len else None
     output_tokens = size * load.output_len if size and load.output_len else None
-    step_ms = stated(run, "decode_step", "median")
-    prefill_ms = stated(run, "prefill", "total") or stated(run, "ttft", "max")
+    step_ms = run.reported_ms("decode_step", "median")
+    prefill_ms = run.reported_ms("prefill", "total") or run.reported_ms("ttft", "max")
     prefill_s = prefill_ms / 1e3 if prefill_ms else None
     rates = [("prefill_throughput", "total", prompt_tokens, prefill_s)]
     how = ""
@@ -244,7 +242,7 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
     rates.append(("decode_throughput", "median", size, step_ms / 1e3 if step_ms else None))
     for name, statistic, tokens, seconds in rates:
         metric = run.metric(name, statistic)
-        value = whole(run, metric) if metric and not metric.derived else None
+        value = run.whole_throughput(metric) if metric and not metric.derived else None
         if value is None or not tokens:
             continue
         if not seconds and duration and value < tokens / duration * (1 - MARGIN):
@@ -278,7 +276,7 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
         return
     counts = {"output": size * out, "total": into and size * (into + out)}
     for metric in run.metrics:
-        count, value = counts.get(metric.tokens), whole(run, metric)
+        count, value = counts.get(metric.tokens), run.whole_throughput(metric)
         if metric.name != "throughput" or not count or value is None:
             continue
         expected = count / duration
@@ -334,10 +332,11 @@ def possible_rates(run: ServingRun) -> Iterator[Finding]:
 
 def prefill(run: ServingRun) -> Iterator[Finding]:
     """A prompt is computed before its first token comes, unless it is in the prefix cache."""
-    totals, tokens, tpot = run.totals, run.workload.input_len, stated(run, "tpot", "mean")
+    totals, tokens, tpot = run.totals, run.workload.input_len, run.reported_ms("tpot")
     if totals.input_tokens and totals.completed:
         tokens = totals.input_tokens / totals.completed
-    ttft = min((t for t in (stated(run, "ttft", s) for s in ("mean", "median")) if t), default=0.0)
+    ttfts = (run.reported_ms("ttft"), run.reported_ms("ttft", "median"))
+    ttft = min((time for time in ttfts if time), default=0.0)
     if not tokens or not ttft or run.mode == "offline":
         return
     deepseek = re.search(r"deepseek|kimi-k2", run.model, re.IGNORECASE)

@@ -25,12 +25,12 @@ from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds
 
 Call = Callable[[], Any]
-Bound = Mapping[str, Prepared]
+Bound = Mapping[str, Prepared]  # by the key of a place
 
 EPSILON = 1e-6
 WRITTEN_IN_PLACE = ("q", "kv")
 """Live operands that glue writes straight into the layout that the bound call reads, as engines do."""
-BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}
+BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}  # of other ops `core`
 
 
 class Rank:
@@ -97,14 +97,13 @@ class Rank:
     def alone(self, place: str, arms: Sequence[str], samples: int, at_least: float) -> dict[str, float]:
         """For each arm the seconds of all layers' calls of a place, made one after another and launched as
         the step is. It is the median of so many samples, between which the arms alternate."""
-        at = [number for number, each in enumerate(self.places) if each.name == place]
-        calls = {arm: [self.calls[arm][number] for number in at] for arm in arms}
-        programs = {arm: self.timer.program(calls[arm]) for arm in arms}
+        numbers = [number for number, known in enumerate(self.places) if known.name == place]
+        programs = {arm: self.timer.program([self.calls[arm][i] for i in numbers]) for arm in arms}
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(samples):
-            for arm, program in programs.items():
-                seconds[arm].append(len(at) * self.timer.sample(program, at_least).seconds)
-        return {arm: statistics.median(each) for arm, each in seconds.items()}
+            for arm, program in programs.items():  # a sample gives the mean of one call
+                seconds[arm].append(len(numbers) * self.timer.sample(program, at_least).seconds)
+        return {arm: statistics.median(seconds[arm]) for arm in arms}
 
     def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:
         """The relative difference of outputs (root mean square) at each swapped place, in its first layer."""
@@ -115,11 +114,11 @@ class Rank:
                 first, second = self._bound(place, base), self._bound(place, chosen)
                 live = {name: tensor.clone() for name, tensor in first.inputs().items()}
                 first.call()
-                wanted = first.result().float().clone()
+                expected = first.result().float().clone()
                 second.load(live)
                 second.call()
-                error = (second.result().float() - wanted).pow(2).mean().sqrt()
-                differences[place.name] = float(error / wanted.pow(2).mean().sqrt())
+                error = (second.result().float() - expected).pow(2).mean().sqrt()
+                differences[place.name] = float(error / expected.pow(2).mean().sqrt())
         return differences
 
 
@@ -148,6 +147,7 @@ class Flow:
         self.scores = torch.zeros(tokens, model.n_routed_experts, device=device)
         self.weights: dict[tuple[str, int], torch.Tensor] = {}
         self.slots: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Of the last token; base and head size are those of DeepSeek-V3's rotary embedding.
         angles = (step.ctx - 1) * 10000.0 ** (-torch.arange(0, 64, 2, device=device) / 64)
         self.cos, self.sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 
@@ -170,18 +170,21 @@ class Flow:
             return operands.replaced(a=inputs[place.name])
         if place.op == "fused_moe":
             return operands.replaced(x=self.normed)
-        if place.op == "mla_decode":
+        if place.op == "mla_decode":  # attention over a filled cache
             operands.kv.copy_(self._normal(*operands.kv.shape).to(operands.kv.dtype))
         return operands
 
     def calls(self, bound: Bound, order: Sequence[StepPlace]) -> list[Call]:
         """The calls of the step, place by place: the implementation that is bound there, or glue that reads
         where the last call wrote and writes where the next one reads."""
-        return [
-            self._op(bound[place.key]) if place.op
-            else partial(getattr(self, re.sub(r"\W", "_", place.name.lower())), bound, place.layer)
-            for place in order
-        ]  # fmt: skip
+        calls: list[Call] = []
+        for place in order:
+            if place.op:
+                calls.append(self._op(bound[place.key]))
+            else:
+                glue = getattr(self, re.sub(r"\W", "_", place.name.lower()))
+                calls.append(partial(glue, bound, place.layer))
+        return calls
 
     def _op(self, bound: Prepared) -> Call:
         """The bound call, after a copy of operands that it reads elsewhere than where glue writes."""

@@ -24,7 +24,7 @@ from harness.paths import portable
 from harness.plan.budget import parse_seconds
 from harness.plan.select import launches, unknown_implementation
 from harness.report.fitting_table import table_of
-from harness.report.notes import noted
+from harness.report.notes import printed_notes
 from harness.report.text import ranged
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
@@ -90,15 +90,26 @@ class ReplayArm(StrictRecord):
         if self.failed or self.change is None:
             return self.failed
         low, high = self.change.low or 0.0, self.change.high or 0.0
-        word = "faster" if high < 0 else "slower" if low > 0 else "no change seen"
-        other = {"faster": "slower", "slower": "faster"}.get(word, "")
-        if other and (self.alone or 0.0) * self.change.ms < 0:
-            word = f"{other} alone, {word} in the step"
+        is_opposite_alone = (self.alone or 0.0) * self.change.ms < 0
+        word = "no change seen"
+        if high < 0:
+            word = "slower alone, faster in the step" if is_opposite_alone else "faster"
+        elif low > 0:
+            word = "faster alone, slower in the step" if is_opposite_alone else "slower"
         return f"{word}; outputs {max(self.difference.values(), default=0.0):.1e} apart"
 
 
 class Replay(StrictRecord):
-    """twin: the base against itself: the change that is none; samples: block, round, arm -> seconds"""
+    """The record of a replay.
+
+    step:      the fields of ReplayStep, with the model's name
+    base:      the arm that the others are compared with
+    twin:      the base less itself, prepared a second time: what is measured where nothing changes
+    disturbed: rounds that were left out because something else ran
+    stopped:   why measuring ended
+    left_out:  what a served step does beside the replayed calls
+    samples:   a round each: `block`, `round`, and the seconds of a step by arm
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -121,13 +132,17 @@ class Replay(StrictRecord):
     def table(self) -> RenderableType:
         """The step, what each arm changes in it and would change alone, and where the base's time goes."""
         step, base = self.step, self.arms[self.base]
-        rows = [
-            {"arm": name, "change ms": arm.change and arm.change.text(), "verdict": arm.verdict(),
-             "step ms": arm.step and arm.step.text(".4g"),
-             "alone ms": None if arm.alone is None else f"{arm.alone:+.4g}",
-             "whole model ms": arm.whole and arm.whole.text()}
-            for name, arm in self.arms.items()
-        ]  # fmt: skip
+        rows = []
+        for name, arm in self.arms.items():
+            row = {
+                "arm": name,
+                "change ms": arm.change.text() if arm.change else "",
+                "verdict": arm.verdict(),
+            }
+            row["step ms"] = arm.step.text(".4g") if arm.step else ""
+            row["alone ms"] = "" if arm.alone is None else f"{arm.alone:+.4g}"
+            row["whole model ms"] = arm.whole.text() if arm.whole else ""
+            rows.append(row)
         classes = base.classes_alone()
         total = sum(classes.values())
         shares = ", ".join(f"{name} {ms:.3g} ({ms / total:.0%})" for name, ms in classes.items())
@@ -144,18 +159,21 @@ class Replay(StrictRecord):
             *(("note", text) for text in self.notes),
             ("measured", f"rounds: {self.rounds}, disturbed: {self.disturbed} more; intervals are of 90 %"),
         ]
-        return Group(what, "", table_of(rows), "", noted([note for note in notes if note[1]]))
+        return Group(
+            what, "", table_of(rows), "", printed_notes([(label, text) for label, text in notes if text])
+        )
 
 
 RANK = "harness.serving.replay.child:Rank"
-PREPARE_S, CALL_S = 900.0, 120.0
-BLOCKS, ROUNDS, SAMPLE_S = 6, 12, 0.25  # blocks, rounds in each and most seconds of a sample
-ALONE_S, ALONE_SAMPLES = 0.05, 7  # seconds and number of samples of the calls of a place alone
+PREPARE_S, CALL_S = 900.0, 120.0  # the most that a request to the worker takes: to prepare, and any other
+BLOCKS, ROUNDS = 6, 12  # the most blocks, and the most rounds in each
+SAMPLE_S = 0.25  # the least seconds of a sample
+ALONE_S, ALONE_SAMPLES = 0.05, 7  # the least seconds and the number of samples of a place's calls alone
 BASE, RERUN = "base", "base again"
 ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activations give 0.04
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
-Numbers = Mapping[str, float]
+Numbers = Mapping[str, float]  # by place or by arm
 Arms = dict[str, dict[str, str]]  # from name to `op` or `op:place` to implementation; BASE is among the names
 
 
@@ -172,26 +190,30 @@ def plans(
     case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
     budget: str = "60s",
 ) -> Iterator[ReplayPlan]:  # fmt: skip
-    """One plan for each batch size, with an arm for each `swap`. Raises UsageError or NothingRan."""
+    """One plan for each batch size, with an arm for each `swap`. Raises UsageError or NothingRan.
+
+    The arguments are the options of `serving replay`, as the user writes them.
+    """
     budget_s = parse_seconds(budget, "--budget")
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
         rank = named_model(model)
-        lacks = [
-            *rank.unheld.values(),
-            *(f"its {name} is in bf16" for name in rank.parts if name in rank.unquantised),
-        ]
-        if lacks or not rank.q_lora_rank:
-            raise UsageError(f"{rank.name} cannot be replayed: {[*lacks, 'its queries have no latent'][0]}")
+        reasons = list(rank.unheld.values())
+        reasons += [f"its {name} is in bf16" for name in rank.parts if name in rank.unquantised]
+        reasons += [] if rank.q_lora_rank else ["its queries have no latent"]
+        if reasons:
+            raise UsageError(f"{rank.name} cannot be replayed: {reasons[0]}")
         if not re.fullmatch(r"\d+(,\d+)*", batch):
             raise UsageError(f"--batch takes numbers, not {batch!r}")
-        given, *more = parse(case) if case else [{}]
-        if more or given.keys() - sizes.keys() or not given.get("page", "1").isdecimal():
+        cases = parse(case) if case else [{}]
+        has_other_sizes = not cases[0].keys() <= sizes.keys()
+        sizes |= cases[0]
+        if len(cases) > 1 or has_other_sizes or not sizes["page"].isdecimal():
             raise UsageError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {case!r}")
-        page, kv, routing = (sizes | given).values()
+        page, kv, routing = int(sizes["page"]), sizes["kv"], sizes["routing"]
         dense, moe = rank.first_k_dense_replace, rank.num_hidden_layers - rank.first_k_dense_replace
         for requests in map(int, batch.split(",")):
-            whole = ReplayStep(rank, Parallel(tp=tp), requests, ctx, dense, moe, int(page), kv, routing)
+            whole = ReplayStep(rank, Parallel(tp=tp), requests, ctx, dense, moe, page, kv, routing)
             for place in whole.op_places():
                 kernels.OPS[place.op].sizes(whole.sizes(place))
             arms = read_arms(whole, platform, base, swap)
@@ -205,33 +227,39 @@ def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: S
     """The arms from texts `op=impl`: those of the base; and each swap, of one or more by commas, is an arm.
     Raises UsageError if one names an unknown op, place or implementation, or is the base by another name, and
     NothingRan if no swap can run here."""
-    places, chosen = step.op_places(), {}
+    places = step.op_places()
+    chosen = {}
     for op in sorted({place.op for place in places}):
-        like, baseline = kernels.OPS[op].engine_like, kernels.OPS[op].baseline[platform.kind]
-        chosen[op] = like if like and platform.kind != "cpu" else baseline
+        engine_like = "" if platform.kind == "cpu" else kernels.OPS[op].engine_like
+        chosen[op] = engine_like or kernels.OPS[op].baseline[platform.kind]
     chosen |= _choices(places, ",".join(base), "--base")
-    arms, swaps = {BASE: chosen}, {text: _choices(places, text, "--swap") for text in swap}
+    arms = {BASE: chosen}
+    swaps = {text: _choices(places, text, "--swap") for text in swap}
     for text, swapped in swaps.items():
         arms[text] = chosen | swapped
         if all(place.implementation(arms[text]) == place.implementation(chosen) for place in places):
             runs = ", ".join(f"{op}={name}" for op, name in chosen.items())
             raise UsageError(f"--swap {text!r} is what the base runs; the base: {runs}")
-    if swaps and all(lacking := [_lacking(swapped, platform) for swapped in swaps.values()]):
-        raise NothingRan("; ".join(dict.fromkeys(lacking)))
+    reasons = [_lacking(swapped, platform) for swapped in swaps.values()]
+    if reasons and all(reasons):
+        raise NothingRan("; ".join(dict.fromkeys(reasons)))
     return arms
 
 
 def _lacking(choices: Mapping[str, str], platform: Platform) -> str:
     """The first row that cannot run here, with the reason; empty if all can."""
-    chosen = [(op.partition(":")[0], name) for op, name in choices.items()]
-    rows = (row for op, name in chosen for row in kernels.implementations(op) if row.name == name)
-    return next(
-        (f"{row.name} {support.reason}" for row in rows if not (support := row.available(platform)).ok), ""
-    )
+    for key, name in choices.items():
+        op = key.partition(":")[0]
+        for row in kernels.implementations(op):
+            if row.name == name and not (support := row.available(platform)).ok:
+                return f"{row.name} {support.reason}"
+    return ""
 
 
 def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, str]:
-    known, choices = {part for each in places for part in (each.op, f"{each.op}:{each.name}")}, {}
+    """The choices `op=impl` or `op:place=impl` of an option, by what stands left. Raises UsageError."""
+    known = {place.op for place in places} | {f"{place.op}:{place.name}" for place in places}
+    choices = {}
     for text in filter(None, texts.split(",")):
         key, _, name = (part.strip() for part in text.partition("="))
         op = key.partition(":")[0]
@@ -255,9 +283,8 @@ def fitted(
             raise UsageError(f"--layers takes DENSE,MOE, two numbers such as 1,4, not {layers!r}")
         dense, moe = map(int, layers.split(","))
         if dense > whole.dense or moe > whole.moe:
-            raise UsageError(
-                f"--layers {layers}: the model has {whole.dense} dense and {whole.moe} MoE layers"
-            )
+            model = f"{whole.dense} dense and {whole.moe} MoE layers"
+            raise UsageError(f"--layers {layers}: the model has {model}")
         try:
             step = replace(step, dense=dense, moe=moe)
         except ValueError as error:
@@ -267,14 +294,13 @@ def fitted(
         while step.moe > 1 and needed(step, arms) > room:
             step = replace(step, moe=step.moe - 1)
         if needed(step, arms) > room:
-            larger = [
-                replace(step, parallel=Parallel(tp=tp)) for tp in (2, 4, 8, 16) if tp > step.parallel.tp
-            ]
-            fits = [f"--tp {each.parallel.tp} fits" for each in larger if needed(each, arms) <= room]
+            larger = [tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp]
+            fitting = [tp for tp in larger if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= room]
+            smaller = "take fewer --layers or --swap, a smaller --batch"
+            advice = f"--tp {fitting[0]} fits" if fitting else smaller
             raise NothingRan(
                 f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
-                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: "
-                + next(iter(fits), "take fewer --layers or --swap, a smaller --batch")
+                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {advice}"
             )
     if step == whole:
         return step, ()
@@ -284,7 +310,7 @@ def fitted(
 
 def needed(step: ReplayStep, arms: Arms) -> float:
     """Bytes of operands, outputs and the layouts of each arm. Workspaces are small beside them."""
-    total = 2.0 * step.linear("lm_head").n * step.model.hidden_size
+    total = 2.0 * step.linear("lm_head").n * step.model.hidden_size  # bf16
     for place, count in Counter(replace(place, layer=0) for place in step.op_places()).items():
         op = kernels.OPS[place.op]
         sizes = op.sizes(step.sizes(place))
@@ -298,7 +324,9 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
     prepared, or is wrong, is noted and left out. Raises NothingRan if the base cannot be prepared."""
     threads, launch = default_threads(), launches(platform, None)[0]
-    failed, unsupported, notes = dict[str, str](), set[str](), [*plan.notes]
+    failed: dict[str, str] = {}  # the reason by arm
+    unsupported: set[str] = set()  # arms that failed because they cannot run here
+    notes = [*plan.notes]
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         environment, log = thread_environment(platform, threads), Path(scratch) / "replay.log"
         worker = WorkerProcess(RANK, environment, log, plugins=[str(path) for path in kernels.plugin_files()])
@@ -307,17 +335,20 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
             rounds = _measured(plan, launch, failed, unsupported, worker, monitor)
             failed |= rounds.dropped
             differences = _differences(plan, failed, worker)
-            alone = _alone(plan, {n: d for n, d in differences.items() if n not in failed}, worker, notes)
+            right = {name: places for name, places in differences.items() if name not in failed}
+            alone = _alone(plan, right, worker, notes)
         except WorkerFailure as failure:
             raise NothingRan(f"the step could not be replayed: {failure.reason}") from None
         finally:
             worker.kill()
     arms = {}
     for name, chosen in plan.arms.items():
-        right = name not in failed  # a wrong one has no time either
-        times = _times(plan.step, name, differences[name], rounds, alone) if right else {}
-        reason, cannot_run = failed.get(name, ""), name in unsupported
-        arms[name] = ReplayArm(chosen=chosen, failed=reason, unsupported=cannot_run, **times)
+        if name in failed:  # one whose outputs are wrong has no time either
+            reason, cannot_run = failed[name], name in unsupported
+            arms[name] = ReplayArm(chosen=chosen, failed=reason, unsupported=cannot_run)
+        else:
+            times = _times(plan.step, name, right[name], rounds, alone)
+            arms[name] = ReplayArm(chosen=chosen, **times)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
@@ -350,7 +381,7 @@ def _measured(
                 if failure.status == "unsupported":
                     unsupported.add(name)
 
-    def turn(name: str) -> float:
+    def sample_s(name: str) -> float:
         if name in failed:
             raise RuntimeError(failed[name])
         with monitor.watching(name):
@@ -359,64 +390,74 @@ def _measured(
     policy = Policy(
         blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, baseline=BASE,
         rerun=RERUN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin,
-        end_round=monitor.end, )  # fmt: skip
-    return measure({name: partial(turn, name) for name in arms}, policy)
+        end_round=monitor.end,
+    )  # fmt: skip
+    return measure({name: partial(sample_s, name) for name in arms}, policy)
 
 
 def _differences(
     plan: ReplayPlan, failed: dict[str, str], worker: WorkerProcess
 ) -> dict[str, dict[str, float]]:
     """The difference of each arm's swapped places from the base's. failed: gets the arms that are wrong"""
-    found = {}
+    by_arm = {}
     for name in [name for name in plan.arms if name not in failed]:
-        found[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=plan.arms[name])
-        if apart := {place: value for place, value in found[name].items() if not value <= ALIKE}:
+        by_arm[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=plan.arms[name])
+        if apart := {place: value for place, value in by_arm[name].items() if not value <= ALIKE}:
             failed[name] = f"wrong: its outputs differ from the base's: {apart}"
-    return found
+    return by_arm
 
 
 def _alone(
     plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess, notes: list[str]
 ) -> dict[str, dict[str, float]]:
-    """The ms that each place's calls take alone, in the base and in each arm that swaps it."""
-    found = {}
+    """By place and arm, the ms that a place's calls take alone, in the base and in each arm that swaps it;
+    empty if one cannot be timed. swapped: the places of each arm; notes: gets why"""
+    by_place = {}
     for place in dict.fromkeys(place.name for place in plan.step.places()):
         arms = [BASE, *(name for name, places in swapped.items() if place in places)]
-        asked = {"place": place, "arms": arms, "samples": ALONE_SAMPLES, "at_least": ALONE_S}
+        arguments = {"place": place, "arms": arms, "samples": ALONE_SAMPLES, "at_least": ALONE_S}
         try:
-            found[place] = {name: 1e3 * of for name, of in worker.ask("alone", CALL_S, **asked).items()}
+            seconds = worker.ask("alone", CALL_S, **arguments)
+            by_place[place] = {name: 1e3 * seconds[name] for name in arms}
         except WorkerFailure as failure:
             notes.append(f"{place} could not be timed alone: {failure.reason}")
             return {}
-    return found
+    return by_place
 
 
 def _times(
     step: ReplayStep, name: str, difference: Numbers, rounds: Rounds, alone: Mapping[str, Numbers]
 ) -> dict[str, Any]:
-    """The times of an arm that has not failed, as fields of ReplayArm."""
+    """The times of an arm that has not failed, as fields of ReplayArm. difference, alone: as _differences (of
+    this arm) and _alone return them"""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
-    times["places_alone"] = {place: of[name] for place, of in alone.items() if name in of}
+    times["places_alone"] = {place: by_arm[name] for place, by_arm in alone.items() if name in by_arm}
     change = _timed(rounds, name, BASE)
     if name != BASE and change is not None:
         times["change"] = change
         if alone:
             times["alone"] = sum(alone[place][name] - alone[place][BASE] for place in difference)
-        counts = [step.calls(place) for place in difference]
-        replayed, whole = sum(here for here, _ in counts), sum(there for _, there in counts)
+        calls = [step.calls(place) for place in difference]  # the replayed step's, the whole model's
+        replayed, whole = sum(count for count, _ in calls), sum(count for _, count in calls)
         if replayed != whole:
-            ends = [None if ms is None else ms * whole / replayed for ms in (change.low, change.high)]
-            times["whole"] = Timed(ms=change.ms * whole / replayed, low=ends[0], high=ends[1])
+            factor = whole / replayed
+            low = None if change.low is None else factor * change.low
+            high = None if change.high is None else factor * change.high
+            times["whole"] = Timed(ms=factor * change.ms, low=low, high=high)
     return times
 
 
 def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
-    pairs = [
-        (r.block, 1e3 * (r.seconds[name] - (r.seconds[less] if less else 0.0)))
-        for r in rounds.rounds
-        if name in r.seconds and (not less or less in r.seconds)
-    ]
+    """The step of an arm, or what it takes longer than that of the arm `less`; None without such rounds."""
+    pairs = []  # of each round: block, ms
+    for measured in rounds.rounds:
+        seconds = measured.seconds
+        if name in seconds and (not less or less in seconds):
+            subtracted = seconds[less] if less else 0.0
+            pairs.append((measured.block, 1e3 * (seconds[name] - subtracted)))
     if not pairs:
         return None
-    over, known = interval(pairs, CONFIDENCE), len({block for block, _ in pairs}) > 1
-    return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
+    over_blocks = interval(pairs, CONFIDENCE)
+    if len({block for block, _ in pairs}) == 1:
+        return Timed(ms=over_blocks.mean)
+    return Timed(ms=over_blocks.mean, low=over_blocks.low, high=over_blocks.high)

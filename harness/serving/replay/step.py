@@ -16,10 +16,13 @@ from shapes.experts import fused_moe_sizes
 from shapes.linears import Linear, linears
 from shapes.models import ModelConfig
 
-GEMM, MOE, MLA = OPS = ("block_scale_gemm", "fused_moe", "mla_decode")
+GEMM, MOE, MLA = "block_scale_gemm", "fused_moe", "mla_decode"
+OPS = (GEMM, MOE, MLA)
 """Op classes that are ops of the suite; places of the others are glue."""
 
 PARTS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("places.toml"))
+"""The parts of a step (`first`, `attention`, `dense_mlp`, `moe_mlp`, `last`), with the op class of each
+place in them."""
 OP_CLASS = {place: op_class for part in PARTS.values() for place, op_class in part.items()}
 
 
@@ -33,7 +36,8 @@ class StepPlace:
     @property
     def op(self) -> str:
         """The op of the suite; empty for glue."""
-        return OP_CLASS[self.name] if OP_CLASS[self.name] in OPS else ""
+        op_class = OP_CLASS[self.name]
+        return op_class if op_class in OPS else ""
 
     @property
     def key(self) -> str:
@@ -77,7 +81,9 @@ class ReplayStep:
 
     @property
     def all_reduces(self) -> list[str]:
-        return [f"{2 * self.layers} all-reduces of TP{tp}"] if (tp := self.parallel.tp) > 1 else []
+        """What the replay leaves out of a tensor-parallel step, in words; empty for one GPU."""
+        tp = self.parallel.tp
+        return [f"{2 * self.layers} all-reduces of TP{tp}"] if tp > 1 else []
 
     def linear(self, name: str) -> Linear:
         return next(linear for linear in linears(self.model, self.parallel) if linear.name == name)
@@ -89,8 +95,8 @@ class ReplayStep:
             linear = self.linear(place.name)
             return {"m": self.batch, "n": linear.n, "k": linear.k}
         if place.op == MLA:
-            cache = {"ctx": f"{self.ctx}..{self.ctx}", "page": self.page, "kv": self.kv}
-            return {"batch": self.batch, "heads": self.heads, **cache}
+            ctx = f"{self.ctx}..{self.ctx}"
+            return {"batch": self.batch, "heads": self.heads, "ctx": ctx, "page": self.page, "kv": self.kv}
         return fused_moe_sizes(model, self.parallel, self.batch, routing=self.routing)
 
     def places(self) -> list[StepPlace]:
@@ -109,4 +115,6 @@ class ReplayStep:
         dense, layers = self.model.first_k_dense_replace, self.model.num_hidden_layers
         if name in PARTS["dense_mlp"]:
             return self.dense, dense
-        return (self.moe, layers - dense) if name in PARTS["moe_mlp"] else (self.layers, layers)
+        if name in PARTS["moe_mlp"]:
+            return self.moe, layers - dense
+        return self.layers, layers

@@ -12,7 +12,7 @@ from typing import Any
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
-from kernels.block_scale_gemm.layouts import multiples
+from kernels.block_scale_gemm.layouts import column_major, multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK
 from kernels.lazy import torch
@@ -33,7 +33,7 @@ def gemm(
     since: str,
     multiply: Function,
     *,
-    table: str = "",
+    has_table: bool = False,
     preshuffled: bool = False,
     is_triton: bool = False,
     step_n: int = TILE_N,
@@ -44,12 +44,14 @@ def gemm(
     multiply:    its `needs` are the arguments for a, b, the scales of a, the scales of b, and the output, in
                  this order; with a table the last is the output's dtype, because the call then allocates the
                  output. Its `wishes` are flags, which are all set to True
-    table:       the attribute of AITER_CONFIGS that names the tuned table, from which the call takes its
-                 kernel
+    has_table:   whether the call takes its kernel from a tuned table
     preshuffled: whether it takes b in tiles, and the scales of a column by column
     is_triton:   whether it is a Triton kernel, which allocates the fp32 parts of a split K
     step_n:      N has to be a multiple of this
     """
+    table = ""  # the attribute of AITER_CONFIGS that names the tuned table
+    if has_table:
+        table = f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{'BPRESHUFFLE_' if preshuffled else ''}FILE"
 
     def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         b_q = operands.b_q
@@ -60,10 +62,9 @@ def gemm(
                 b_q = b_q.reshape(b_q.shape[0] // TILE_N, -1)
             # The kernel gets a tensor of shape [M, blocks] that holds the scales block after block. The view
             # has each scale at its row and block.
-            m, blocks = operands.a_scale.shape
-            kernel_a_scale = operands.a_scale.t().contiguous().view(m, blocks)
-            a_scale_view = kernel_a_scale.view(blocks, m).t()
-        output = torch.bfloat16 if table else out
+            a_scale_view = column_major(operands.a_scale)
+            kernel_a_scale = a_scale_view.t().view(operands.a_scale.shape)
+        output = torch.bfloat16 if has_table else out
         values = (operands.a_q, b_q, kernel_a_scale, operands.b_scale, output)
         arguments = dict(zip(multiply.needs, values, strict=True))
         product = multiply.bind(**arguments, **dict.fromkeys(multiply.wishes, True))
@@ -88,7 +89,7 @@ def gemm(
         vendor.Aiter,
         requires=f"AITER {since} or later (read to 0.1.20){with_triton}, gfx942 or gfx950",
         since=since,
-        allocates=bool(table),
+        allocates=has_table,
         also=("triton",) if is_triton else (),
         symbols=(multiply, SHUFFLE) if preshuffled else (multiply,),
         fits=lambda sizes: multiples(sizes, step_n),
@@ -97,10 +98,18 @@ def gemm(
     )(prepare)
 
 
-def in_tiles(b_q: torch.Tensor) -> torch.Tensor:
-    """b_q FP8 [N, K] in tiles of 16x32, in the order in which AITER's matrix instructions read it."""
-    shuffled: torch.Tensor = SHUFFLE.bind(x=b_q, layout=(TILE_N, 16))()
-    return shuffled
+def in_tiles(weights: torch.Tensor) -> torch.Tensor:
+    """FP8 weights [..., N, K] in tiles of 16 x 32, in the order in which AITER's matrix instructions read
+    them."""
+    tiles: torch.Tensor = SHUFFLE.bind(x=weights, layout=(TILE_N, 16))()
+    return tiles
+
+
+def marked_tiles(weights: torch.Tensor) -> torch.Tensor:
+    """`in_tiles`, with the mark by which AITER and SGLang know such weights from weights in rows."""
+    tiles = in_tiles(weights)
+    tiles.is_shuffled = True  # type: ignore[attr-defined]
+    return tiles
 
 
 def picked(operands: BlockScaleGemmOperands, table: str) -> str:
@@ -126,23 +135,16 @@ def of_ops(name: str, needs: str = "XQ WQ x_scale w_scale Out") -> Function:
 
 WITH_DTYPE = "XQ WQ x_scale w_scale dtype"
 
+
 # The kernel and the split that the tuned table has for these sizes, or else CK's default.
-dispatch = gemm(
-    "aiter.dispatch",
-    "0.1.4",
-    of_ops("gemm_a8w8_blockscale", WITH_DTYPE),
-    table="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE",
-)
+dispatch = gemm("aiter.dispatch", "0.1.4", of_ops("gemm_a8w8_blockscale", WITH_DTYPE), has_table=True)
 
 # The same for kernels that take b in tiles: CK, CK Tile, assembly and others. No table of e404860 has a row
 # for a gfx942 of 304 compute units (MI300X, MI325X). There the call takes CK's default.
 dispatch_preshuffled = gemm(
-    "aiter.dispatch_preshuffled",
-    "0.1.5.post3",
-    of_ops("gemm_a8w8_blockscale_bpreshuffle", WITH_DTYPE),
-    table="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE",
-    preshuffled=True,
-)
+    "aiter.dispatch_preshuffled", "0.1.5.post3", of_ops("gemm_a8w8_blockscale_bpreshuffle", WITH_DTYPE),
+    has_table=True, preshuffled=True,
+)  # fmt: skip
 
 # The default kernels of CK and CK Tile, which do not split K; up to 0.1.14 those that AITER's C++ chooses for
 # these sizes. Before some of CK Tile's kernels for b in tiles, the call transposes the scales of a back.
@@ -157,33 +159,21 @@ cktile_preshuffled = gemm(
 
 # The assembly kernel and the split of K that its own heuristic chooses; splits are added in the bf16 output.
 # From 0.1.12 to 0.1.14 the call first fills a bias with zeros.
-asm = gemm(
-    "aiter.asm",
-    "0.1.7.post3",
-    of_ops("gemm_a8w8_blockscale_bpreshuffle_asm", "A B A_scale B_scale out"),
-    preshuffled=True,
-    step_n=BLOCK,
-)
+ASM = of_ops("gemm_a8w8_blockscale_bpreshuffle_asm", "A B A_scale B_scale out")
+asm = gemm("aiter.asm", "0.1.7.post3", ASM, preshuffled=True, step_n=BLOCK)
 
 # AITER's Triton kernel with the configuration that AITER keeps for these sizes.
-triton_plain = gemm(
-    "aiter.triton",
-    "0.1.4",
-    Function(
-        "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
-        "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",  # to 0.1.9
-        needs="x w x_scale w_scale y",
-    ),
-    is_triton=True,
+TRITON = Function(
+    "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
+    "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",  # to 0.1.9
+    needs="x w x_scale w_scale y",
 )
+TRITON_PRESHUFFLED = Function(
+    "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale_preshuffle",
+    needs="x w x_scale w_scale y",
+    wishes="is_x_scale_tranposed",  # AITER spells it so
+)
+triton_plain = gemm("aiter.triton", "0.1.4", TRITON, is_triton=True)
 triton_preshuffled = gemm(
-    "aiter.triton_preshuffled",
-    "0.1.10",
-    Function(
-        "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale_preshuffle",
-        needs="x w x_scale w_scale y",
-        wishes="is_x_scale_tranposed",  # AITER spells it so
-    ),
-    is_triton=True,
-    preshuffled=True,
+    "aiter.triton_preshuffled", "0.1.10", TRITON_PRESHUFFLED, is_triton=True, preshuffled=True
 )

@@ -51,7 +51,7 @@ VLLM_QUANTISE = Function(
     when="with_quant, sm_90",
 )
 VLLM_QUANTISE_PACKED = Function(
-    f"{VLLM_FP8}.per_token_group_quant_fp8_packed_for_deepgemm",
+    f"{VLLM_QUANTISE.places[0]}_packed_for_deepgemm",
     needs="x group_size use_ue8m0",
     when="with_quant, sm_100 and later",
 )
@@ -86,7 +86,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return sizes.n_blocks * BLOCK * rounded_up(sizes.k_blocks, 4)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound: two copies of the scales of a, fp32 or packed, with rows and blocks rounded up."""
+        """An upper bound: two copies of the scales of a, in fp32, or packed: then blocks are rounded up to
+        four, by three at most."""
         return 2 * 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3)
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
@@ -166,13 +167,8 @@ class DeepGemmOfSglang(DeepGemmBlockScale):
     symbols = (MULTIPLY, TRANSFORM, SGLANG_QUANTISE)
 
     def quantiser(self, a: torch.Tensor) -> Callable[[], Any]:
-        return SGLANG_QUANTISE.bind(
-            x=a,
-            group_size=BLOCK,
-            column_major_scales=True,
-            scale_tma_aligned=True,
-            scale_ue8m0=packs(a.device),
-        )
+        layout = {"column_major_scales": True, "scale_tma_aligned": True, "scale_ue8m0": packs(a.device)}
+        return SGLANG_QUANTISE.bind(x=a, group_size=BLOCK, **layout)
 
 
 class _Packed(Prepared):

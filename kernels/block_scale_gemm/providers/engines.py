@@ -29,7 +29,7 @@ from kernels import platform as platforms
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
-from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
+from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
 from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, EngineTuned, nearest_of
 from kernels.formats import BLOCK
@@ -44,7 +44,6 @@ from kernels.vendor import BLACKWELL, Sglang, Vllm
 # CUTLASS
 
 SM90_ROWS = 4  # on sm_90, M must be a multiple of this
-
 CUTLASS_OF_VLLM = Function("vllm._custom_ops.cutlass_scaled_mm", needs="a b scale_a scale_b out_dtype")
 CUTLASS_OF_SGLANG = Function(
     "sglang.kernels.ops.gemm.fp8_blockwise_gemm.fp8_blockwise_scaled_mm",
@@ -107,10 +106,8 @@ FEW_TOKENS_M = 32  # the largest m that it takes
 
 def fits_few_tokens(sizes: BlockScaleGemmSizes) -> Support:
     known = " ".join(f"{n}x{k}" for n, k in FEW_TOKENS_SHAPES)
-    return Support.all_of(
-        need((sizes.n, sizes.k) in FEW_TOKENS_SHAPES, f"takes these n and k alone: {known}"),
-        need(sizes.m <= FEW_TOKENS_M, f"takes {FEW_TOKENS_M} tokens at most"),
-    )
+    is_known = need((sizes.n, sizes.k) in FEW_TOKENS_SHAPES, f"takes these n and k alone: {known}")
+    return Support.all_of(is_known, need(sizes.m <= FEW_TOKENS_M, f"takes {FEW_TOKENS_M} tokens at most"))
 
 
 @implementation(
@@ -130,9 +127,7 @@ def fits_few_tokens(sizes: BlockScaleGemmSizes) -> Support:
 )
 def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
     """hipcc compiles it at the first call. The weights lie as AITER shuffles them."""
-    weights = in_tiles(operands.b_q)
-    weights.is_shuffled = True  # type: ignore[attr-defined]  # the mark that SGLang sets
-    multiply = FEW_TOKENS.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
+    multiply = FEW_TOKENS.bind(x=operands.a, WQ=marked_tiles(operands.b_q), w_scale=operands.b_scale)
     if multiply() is None:
         raise Unsupported("SGLang's kernel for few tokens does not run here: see what it printed")
     return multiply
@@ -185,10 +180,10 @@ class GemmTables(EngineLookUp):
         return sizes.m
 
     def table(self, sizes: BlockScaleGemmSizes) -> Mapping[int, EngineEntry] | None:
-        table: Mapping[int, EngineEntry] | None = self.find_table.bind(
+        find_table: Callable[[], Any] = self.find_table.bind(
             N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK
-        )()
-        return table or None  # engines treat an empty table as none
+        )
+        return find_table() or None  # engines treat an empty table as none
 
     def entry(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
         table = self.table(sizes)
@@ -250,16 +245,10 @@ class TritonGemm(EngineTuned):
         # The interpreter truncates to bf16 where it should round. There torch rounds the output.
         interpreted = operands.b_q.device.type == "cpu"
         multiply = self.tables.multiply.bind(
-            A=operands.a_q,
-            B=operands.b_q,
-            As=operands.a_scale,
-            Bs=operands.b_scale,
-            block_size=[BLOCK, BLOCK],
-            output_dtype=torch.float32 if interpreted else torch.bfloat16,
-        )
-        if interpreted:
-            return self.prepared(operands, lambda: multiply().bfloat16())
-        return self.prepared(operands, multiply)
+            A=operands.a_q, As=operands.a_scale, B=operands.b_q, Bs=operands.b_scale,
+            block_size=[BLOCK, BLOCK], output_dtype=torch.float32 if interpreted else torch.bfloat16,
+        )  # fmt: skip
+        return self.prepared(operands, (lambda: multiply().bfloat16()) if interpreted else multiply)
 
 
 class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):

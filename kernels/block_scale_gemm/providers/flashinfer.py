@@ -46,9 +46,7 @@ def quantising_bytes(sizes: BlockScaleGemmSizes) -> int:
     """The bytes of `sm90`: FP8 values and fp32 scales of both operands, which each call allocates even where
     it quantises neither; and the column-major copy of the scales of a."""
     m = rounded_up(sizes.m, ROWS)
-    values = (m + sizes.n) * sizes.k
-    scales = 4 * sizes.k_blocks * (m + sizes.n_blocks)
-    return values + scales + 4 * m * sizes.k_blocks
+    return (m + sizes.n) * sizes.k + 4 * sizes.k_blocks * (m + sizes.n_blocks + m)
 
 
 @implementation(
@@ -92,16 +90,10 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     padded_out = padded_rows(out, ROWS)
     a_q, a_scale = padded(operands, ROWS)
     multiply = GROUPWISE.bind(
-        a=a_q,
-        b=operands.b_q,
-        a_scale=a_scale.t(),
-        b_scale=operands.b_scale.t().contiguous(),
-        scale_major_mode="MN",
+        a=a_q, a_scale=a_scale.t(), b=operands.b_q, b_scale=operands.b_scale.t().contiguous(),
+        scale_major_mode="MN", scale_granularity_mnk=(1, BLOCK, BLOCK), out=padded_out, backend="cutlass",
         mma_sm=2 if len(padded_out) >= TWO_SMS_ROWS else 1,
-        scale_granularity_mnk=(1, BLOCK, BLOCK),
-        out=padded_out,
-        backend="cutlass",
-    )
+    )  # fmt: skip
     return product(operands, padded_out[: operands.sizes.m], multiply, a_q, a_scale)
 
 
@@ -120,8 +112,7 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     flashinfer_gemm_w8a8_block_fp8_linear_with_fallback in SGLang's srt/layers/quantization/fp8_utils.py
     (0.5.23), which adds no rows where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
-    multiply = by_backend(operands, out, "trtllm", scale_major_mode=None, a_scale=a_scale)
-    return product(operands, out, multiply, a_scale=a_scale)
+    return product(operands, out, by_backend(operands, out, "trtllm", a_scale, None), a_scale=a_scale)
 
 
 @implementation(
@@ -139,24 +130,19 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
 def cutile(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """NVIDIA's kernel in Python, which takes all operands as they are. The first call at these sizes tunes
     the kernel, and each call first fills the output with zeros. No engine runs it."""
-    return by_backend(operands, out, "cutile", scale_major_mode="K", a_scale=operands.a_scale)
+    return by_backend(operands, out, "cutile", operands.a_scale, "K")
 
 
 def by_backend(
     operands: BlockScaleGemmOperands,
     out: torch.Tensor,
     backend: str,
-    scale_major_mode: str | None,
     a_scale: torch.Tensor,
+    major: str | None,
 ) -> Call:
-    """The product of a backend that takes b and its scales in the canonical layout."""
+    """The product of a backend that takes b and its scales in the canonical layout. major: the dimension
+    along which the backend takes scales as contiguous, where it has to be told"""
     return NAMED_BACKEND.bind(
-        a=operands.a_q,
-        b=operands.b_q,
-        a_scale=a_scale,
-        b_scale=operands.b_scale,
-        scale_major_mode=scale_major_mode,
-        scale_granularity_mnk=(1, BLOCK, BLOCK),
-        out=out,
-        backend=backend,
-    )
+        a=operands.a_q, a_scale=a_scale, b=operands.b_q, b_scale=operands.b_scale, out=out,
+        scale_major_mode=major, scale_granularity_mnk=(1, BLOCK, BLOCK), backend=backend,
+    )  # fmt: skip

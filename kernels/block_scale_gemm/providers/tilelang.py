@@ -39,10 +39,11 @@ takes 64 rows, mfma 16."""
 @implementation("tilelang.tiled", TileLang, symbols=(*TileLang.symbols, MULTIPLY), fits=multiples)
 def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
-    o, sizes = operands, operands.sizes
+    sizes = operands.sizes
     small_tile, large_tile = TILES[platforms.of(out.device).kind]
     tile = small_tile if sizes.m <= small_tile.rows else large_tile
-    fp8 = str(o.b_q.dtype).removeprefix("torch.")
+    fp8 = str(operands.b_q.dtype).removeprefix("torch.")
     sources = "kernels.block_scale_gemm.providers.tilelang_jit"
     kernel = TileLang.compiled(sources, "scaled_product", sizes.n, sizes.k, fp8, *tile)
-    return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, method_of=kernel)
+    a_and_b = (operands.a_q, operands.a_scale, operands.b_q, operands.b_scale)
+    return MULTIPLY.bind(*a_and_b, out, method_of=kernel)

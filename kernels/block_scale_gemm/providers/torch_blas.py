@@ -14,7 +14,7 @@ the weights exact. `doctor` measures the speed of FP8 products without block sca
 from __future__ import annotations
 
 from kernels.binding import Function, Symbol
-from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product, rounded_up
+from kernels.block_scale_gemm import layouts
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.torch_eager import DEQUANTISED, bf16_product
 from kernels.lazy import torch
@@ -42,9 +42,9 @@ PREFERRED = Function("torch.backends.cuda.preferred_blas_library")
     kinds=("cuda",),
     archs=("sm_90",),  # cuBLASLt takes these scales only there
     symbols=(MULTIPLY, RECIPES),
-    fits=lambda sizes: multiples(sizes, 16, 16),
-    layout=lambda sizes: 4 * sizes.n_blocks * rounded_up(sizes.k_blocks, K_BLOCKS),
-    workspace=lambda sizes: padding_bytes(sizes, ROWS),
+    fits=lambda sizes: layouts.multiples(sizes, 16, 16),
+    layout=lambda sizes: 4 * sizes.n_blocks * layouts.rounded_up(sizes.k_blocks, K_BLOCKS),
+    workspace=lambda sizes: layouts.padding_bytes(sizes, ROWS),
 )
 def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     """Where M is not a multiple of four, the call also computes the rows of zeros up to the next multiple, as
@@ -53,21 +53,15 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
         raise Unsupported(
             f"cuBLASLt has these scales from CUDA 12.9; torch was built with {torch.version.cuda}"
         )
-    recipes, b_scale = RECIPES.find(), operands.b_scale
-    n_blocks, k_blocks = b_scale.shape
-    padded_b_scale = b_scale.new_zeros(n_blocks, rounded_up(k_blocks, K_BLOCKS))
-    padded_b_scale[:, :k_blocks] = b_scale
-    a_q, a_scale = padded(operands, ROWS)
+    recipes = RECIPES.find()
+    b_scale = layouts.column_major(layouts.padded_rows(operands.b_scale.t(), K_BLOCKS))
+    a_q, a_scale = layouts.padded(operands, ROWS)
     multiply = MULTIPLY.bind(
-        mat_a=a_q,
-        mat_b=operands.b_q.t(),
-        scale_a=a_scale,
-        scale_recipe_a=recipes.BlockWise1x128,
-        scale_b=padded_b_scale.t(),
-        scale_recipe_b=recipes.BlockWise128x128,
+        mat_a=a_q, scale_a=a_scale, scale_recipe_a=recipes.BlockWise1x128,
+        mat_b=operands.b_q.t(), scale_b=b_scale, scale_recipe_b=recipes.BlockWise128x128,
         output_dtype=torch.bfloat16,
-    )
-    return product(operands, out, multiply, a_q, a_scale)
+    )  # fmt: skip
+    return layouts.product(operands, out, multiply, a_q, a_scale)
 
 
 @implementation(

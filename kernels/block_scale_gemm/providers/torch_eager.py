@@ -24,10 +24,12 @@ def naive_bytes(sizes: BlockScaleGemmSizes) -> int:
 @implementation("torch.naive", requires="torch", scratch=naive_bytes)
 def naive(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """The obvious code: dequantise both operands and multiply them, all in fp32."""
-    o = operands
-    return lambda: out.copy_(
-        dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T
-    )
+
+    def call() -> None:
+        a = dequantise_activations(operands.a_q, operands.a_scale)
+        out.copy_(a @ dequantise_weights(operands.b_q, operands.b_scale).T)
+
+    return call
 
 
 DEQUANTISED: Mapping[str, Any] = {
@@ -52,11 +54,10 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """The call of `torch.bf16`. It dequantises the weights before it returns."""
     import torch
 
-    o = operands
-    b = fp8_to_bf16(o.b_q, o.b_scale)
+    b = fp8_to_bf16(operands.b_q, operands.b_scale)
     if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # oneDNN's blocked layout, in which torch.compile packs frozen weights: a third less time at few rows.
-        b = torch.ops.mkldnn._reorder_linear_weight(b, o.sizes.m)
+        b = torch.ops.mkldnn._reorder_linear_weight(b, operands.sizes.m)
         no_bias = None
 
         def multiply(a: torch.Tensor) -> object:
@@ -67,9 +68,9 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
         def multiply(a: torch.Tensor) -> object:
             return torch.mm(a, b.t(), out=out)
 
-    if o.a is not None:
-        return lambda: multiply(o.a)
-    a, dequantise = dequantiser(o.a_q, o.a_scale)
+    if operands.a is not None:
+        return lambda: multiply(operands.a)
+    a, dequantise = dequantiser(operands.a_q, operands.a_scale)
     return sequence(dequantise, lambda: multiply(a))
 
 

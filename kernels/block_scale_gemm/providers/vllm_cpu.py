@@ -32,11 +32,19 @@ class OfBf16(VllmCpu):
 
     boundaries = ("with_quant",)
     rebinds = True
+    onednn_isa = "AVX512_CORE_BF16"
 
 
-def fits_fp8(sizes: BlockScaleGemmSizes) -> Support:
-    is_e4m3fn = need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
-    return Support.all_of(is_e4m3fn, multiples(sizes, STEP, STEP))
+class OfFp8(OfBf16):
+    """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
+    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
+
+    allocates = True
+    symbols = (FP8, PACK)
+
+    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
+        is_e4m3fn = need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
+        return Support.all_of(is_e4m3fn, multiples(sizes, STEP, STEP))
 
 
 def fp8_product(operands: BlockScaleGemmOperands, weights: torch.Tensor, is_packed: bool) -> Call:
@@ -46,32 +54,19 @@ def fp8_product(operands: BlockScaleGemmOperands, weights: torch.Tensor, is_pack
 
 @implementation(
     "vllm.amx",
-    OfBf16,
-    symbols=(FP8, PACK),
-    onednn_isa="AVX512_CORE_BF16",
-    allocates=True,
+    OfFp8,
     stationary=lambda operands: PACK.bind(operands.b_q)(),
-    fits=fits_fp8,
     layout=lambda sizes: sizes.n * sizes.k,
 )
 def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> Call:
-    """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
-    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
+    """The weights are packed once, as the engine packs them."""
     return fp8_product(operands, weights, is_packed=True)
 
 
-@implementation(
-    "vllm.amx_unpacked",
-    OfBf16,
-    symbols=(FP8, PACK),
-    onednn_isa="AVX512_CORE_BF16",
-    allocates=True,
-    fits=fits_fp8,
-    workspace=lambda sizes: sizes.n * sizes.k,
-)
+@implementation("vllm.amx_unpacked", OfFp8, workspace=lambda sizes: sizes.n * sizes.k)
 def amx_unpacked(operands: BlockScaleGemmOperands, out: None) -> Call:
-    """The same kernel on weights as they are in the checkpoint, which each call packs again: the cost in an
-    engine that does not pack them once."""
+    """The weights are as in the checkpoint, and each call packs them again: the cost in an engine that does
+    not pack them once."""
     return fp8_product(operands, operands.b_q, is_packed=False)
 
 
@@ -97,7 +92,6 @@ def onednn(operands: BlockScaleGemmOperands, out: None, handler: object) -> Call
     "vllm.brgemm_bf16",
     OfBf16,
     symbols=(BRGEMM, PACK),
-    onednn_isa="AVX512_CORE_BF16",
     stationary=lambda operands: PACK.bind(fp8_to_bf16(operands.b_q, operands.b_scale))(),
     fits=lambda sizes: multiples(sizes, STEP, STEP),
     layout=lambda sizes: 2 * sizes.n * sizes.k,

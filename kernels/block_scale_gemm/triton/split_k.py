@@ -155,33 +155,24 @@ class SplitK(SuiteTriton):
         parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
         arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
-        a = prepared.readable(operands.a_q)
-        b = prepared.readable(operands.b_q)
+        a, b = prepared.readable(operands.a_q), prepared.readable(operands.b_q)
         is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
         if config.tma:
             rows = config.rows // 2 if config.halves else config.rows
             a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
             b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
         fp8 = tl.float8e4b8 if is_fnuz else tl.float8e4nv
-        prepared.launches = [
-            functools.partial(
-                gemm_kernel[(config.programs(target, sizes),)],
-                *(a, a_scale, b, operands.b_scale, prepared.written, parts, arrived),
-                *(m, n, k, splits, triton.cdiv(sizes.k_blocks, splits)),
-                BLOCK_M=config.rows,
-                BLOCK_N=config.columns,
-                DIES=DIES.get(target.arch, 1),
-                SUMS=sums,
-                HALVES=config.halves,
-                PERSISTENT=config.persistent,
-                TMA=config.tma,
-                EVEN_K=config.tma or k % BLOCK == 0,
-                SWAP=config.swap,
-                PRODUCT=tl.float32 if prepared.interpreted else fp8,
-                FNUZ_BITS=prepared.interpreted and is_fnuz,
-                **_options(config, target),
-            )
-        ]
+        product = functools.partial(
+            gemm_kernel[(config.programs(target, sizes),)],
+            a, a_scale, b, operands.b_scale, prepared.written, parts, arrived,
+            m, n, k, splits, triton.cdiv(sizes.k_blocks, splits),
+            BLOCK_M=config.rows, BLOCK_N=config.columns, DIES=DIES.get(target.arch, 1), SUMS=sums,
+            HALVES=config.halves, PERSISTENT=config.persistent, TMA=config.tma,
+            EVEN_K=config.tma or k % BLOCK == 0, SWAP=config.swap,
+            PRODUCT=tl.float32 if prepared.interpreted else fp8,
+            FNUZ_BITS=prepared.interpreted and is_fnuz, **_options(config, target),
+        )  # fmt: skip
+        prepared.launches = [product]
         if sums == "later":
             grid = (triton.cdiv(m * n, SUM_VALUES),)
             arguments = (parts, prepared.written, m * n, splits)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
+from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, W13AndW2, tiles_for
@@ -36,13 +37,14 @@ SORTED = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_
 """What SORT returns, by the names of the kernels' arguments."""
 
 MOST_ROWS = 128  # rows of the largest sorted block, for the memory plan
+SORTED_BYTES = 12  # of a place in sorted blocks, at most: its token, its weight, its block's expert; 4 each
+SPLIT_ROWS = 16  # rows of a block for which CK may split K
 CACHED_PAIRS = 64  # pairs of an expert from which AITER's CK kernels cache its weights (`use_nt` is False)
 
 SORTING_OF_VLLM, SORTING_OF_SGLANG = 0, 2
 """What the engines give as moe_sorting_dispatch_policy: VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py) and
 SGLANG_AITER_MOE_SORTING_DISPATCH_POLICY (srt/environ.py)."""
 
-SHUFFLE = Function("aiter.ops.shuffle.shuffle_weight", needs="x layout")
 ACTIVATION = Symbol("aiter.ops.enum.ActivationType", "aiter.ActivationType")
 QUANTISATION = Symbol("aiter.ops.enum.QuantType", "aiter.QuantType")
 LAYER = Function(
@@ -120,12 +122,12 @@ class Shuffled(AiterMoe):
         return sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are no more pairs than
-        experts, CK may split K, and needs gate and up of pairs in blocks of 16 rows in fp32."""
+        """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8 with fp32 scales. Where there are no
+        more pairs than experts, CK may split K, and needs gate and up in fp32 for a block of each pair."""
         pairs = sizes.pairs
-        sorted_pairs = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
-        h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
-        gate_up = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
+        sorted_pairs = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * SORTED_BYTES
+        h = pairs * (sizes.inter * (2 + 1) + sizes.inter // BLOCK * 4)
+        gate_up = 4 * pairs * SPLIT_ROWS * 2 * sizes.inter if pairs <= sizes.local_experts else 0
         return sorted_pairs + sizes.quantised_bytes + h + gate_up
 
 
@@ -139,15 +141,8 @@ class Dispatched(Shuffled):
 
 
 def shuffled(operands: FusedMoeOperands) -> W13AndW2:
-    """w13 and w2, FP8 [local, N, K] in tiles of 16 rows and 32 of K. They are marked as shuffled, because
-    otherwise AITER runs kernels for weights in rows."""
-
-    def in_tiles(weight: torch.Tensor) -> torch.Tensor:
-        tiles: Any = SHUFFLE.bind(x=weight, layout=(16, 16))()
-        tiles.is_shuffled = True
-        return tiles
-
-    return in_tiles(operands.w13), in_tiles(operands.w2)
+    """w13 and w2 in tiles, which are marked as such."""
+    return marked_tiles(operands.w13), marked_tiles(operands.w2)
 
 
 def masked_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
@@ -193,22 +188,16 @@ def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: W13AndW2)
 
 def dispatched(operands: FusedMoeOperands, weights: W13AndW2, sorting: int) -> Prepared:
     """The call of `fused_moe`. sorting: SORTING_OF_VLLM or SORTING_OF_SGLANG"""
-    o, (w13, w2) = operands, weights
+    w13, w2 = weights
     ids, write_ids, mask = masked_ids(operands)
     layer = LAYER.bind(
-        hidden_states=o.x,
-        w1=w13,
-        w2=w2,
-        topk_weight=o.topk_weights,
-        topk_ids=ids,
-        expert_mask=mask,
-        activation=ACTIVATION.find().Silu,
-        quant_type=QUANTISATION.find().per_128x128,
-        w1_scale=o.w13_scale,
-        w2_scale=o.w2_scale,
+        hidden_states=operands.x, topk_weight=operands.topk_weights, topk_ids=ids, expert_mask=mask,
+        w1=w13, w2=w2, w1_scale=operands.w13_scale, w2_scale=operands.w2_scale,
+        activation=ACTIVATION.find().Silu, quant_type=QUANTISATION.find().per_128x128,
         moe_sorting_dispatch_policy=sorting,
-    )
-    return Prepared(o, None, sequence(write_ids, layer), picked=lambda: picked(o.sizes, mask is not None))
+    )  # fmt: skip
+    call = sequence(write_ids, layer)
+    return Prepared(operands, None, call, picked=lambda: picked(operands.sizes, mask is not None))
 
 
 def picked(sizes: FusedMoeSizes, is_masked: bool) -> str:
@@ -217,26 +206,12 @@ def picked(sizes: FusedMoeSizes, is_masked: bool) -> str:
     q_dtype = fp8_format(sizes.fp8).dtype
     try:
         tuned: Any = CONFIGURATION.bind(
-            token=PADDED_TOKENS.bind(sizes.tokens)(),
-            model_dim=sizes.hidden,
-            inter_dim=sizes.inter,
-            expert=sizes.local_experts,
-            topk=sizes.picks,
-            dtype=torch.bfloat16,
-            q_dtype_a=q_dtype,
-            q_dtype_w=q_dtype,
-            q_type=QUANTISATION.find().per_1x128,
-            use_g1u1=True,
-            activation=ACTIVATION.find().Silu,
-            doweight_stage1=False,
-            hidden_pad=0,
-            intermediate_pad=0,
-            bias1=None,
-            bias2=None,
-            is_shuffled=True,
-            is_ep=is_masked,
-            opus_weights_shuffled=True,
-        )()
+            token=PADDED_TOKENS.bind(sizes.tokens)(), topk=sizes.picks, expert=sizes.local_experts,
+            model_dim=sizes.hidden, inter_dim=sizes.inter, hidden_pad=0, intermediate_pad=0,
+            dtype=torch.bfloat16, q_dtype_a=q_dtype, q_dtype_w=q_dtype, q_type=QUANTISATION.find().per_1x128,
+            activation=ACTIVATION.find().Silu, use_g1u1=True, doweight_stage1=False, bias1=None, bias2=None,
+            is_shuffled=True, is_ep=is_masked, opus_weights_shuffled=True,
+        )()  # fmt: skip
     except (BindingError, Unsupported):
         return ""
     stages = [tuned.stage1] if tuned.run_1stage else [tuned.stage1, tuned.stage2]
@@ -248,17 +223,13 @@ def picked(sizes: FusedMoeSizes, is_masked: bool) -> str:
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
     """A function that sorts the pairs into blocks of so many rows, for the kernels that `fused_moe` calls. It
     returns arguments of these kernels by name (SORTED); `out` is zeros, because they add to it."""
-    o, sizes = operands, operands.sizes
-    ids, write_ids, mask = masked_ids(o)
+    sizes = operands.sizes
+    ids, write_ids, mask = masked_ids(operands)
+    experts = sizes.local_experts if mask is None else len(mask)
     sort = SORT.bind(
-        topk_ids=ids,
-        topk_weights=o.topk_weights,
-        num_experts=sizes.local_experts if mask is None else len(mask),
-        model_dim=sizes.hidden,
-        moebuf_dtype=torch.bfloat16,
-        block_size=rows,
-        expert_mask=mask,
-    )
+        topk_ids=ids, topk_weights=operands.topk_weights, num_experts=experts, expert_mask=mask,
+        model_dim=sizes.hidden, moebuf_dtype=torch.bfloat16, block_size=rows,
+    )  # fmt: skip
 
     def sorted_pairs() -> dict[str, torch.Tensor]:
         write_ids()
@@ -271,27 +242,21 @@ def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torc
 def asm(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """Sorting, then `fmoe_fp8_blockscale_g1u1`: gate, up, SiLU, requantising and down in one assembly kernel
     that adds to the output with atomics."""
-    o, (w13, w2) = operands, weights
+    w13, w2 = weights
     sorted_pairs = sorter(operands, ONE_STAGE_ROWS)
-    x_scale = o.x_scale.t().contiguous()  # [hidden/128, tokens], the order in which the assembly reads it
+    x_scale = operands.x_scale.t().contiguous()  # [hidden/128, tokens], as the assembly reads it
     kernel: Callable[..., Any] = ONE_STAGE.bind(
         **dict.fromkeys(SORTED),  # each call passes its own
-        input=o.x_q,
-        gate=w13,
-        down=w2,
-        topk=o.sizes.picks,
-        input_scale=x_scale,
-        fc1_scale=o.w13_scale,
-        fc2_scale=o.w2_scale,
-        kernelName="",
-    )
+        input=operands.x_q, input_scale=x_scale, topk=operands.sizes.picks,
+        gate=w13, fc1_scale=operands.w13_scale, down=w2, fc2_scale=operands.w2_scale, kernelName="",
+    )  # fmt: skip
 
     def call() -> object:
         pairs = sorted_pairs()
         kernel(**pairs)
         return pairs["out"]
 
-    return Prepared(o, None, call, inputs={**o.live_tensors(), "x_scale": x_scale.t()})
+    return Prepared(operands, None, call, inputs={**operands.live_tensors(), "x_scale": x_scale.t()})
 
 
 @implementation(
@@ -303,29 +268,22 @@ def asm(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
 def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
     """Sorting, CK's gate and up with SiLU in bf16, requantising, and CK's down, with CK's own choice of
     kernels. K is not split; AITER's dispatch splits it where there are fewer pairs than experts."""
-    o, sizes, (w13, w2) = operands, operands.sizes, weights
+    sizes, x_q, (w13, w2) = operands.sizes, operands.x_q, weights
     rows = 64 if sizes.tokens > 32 else 16  # what `get_2stage_cfgs` takes where nothing is tuned
-    sorted_pairs = sorter(o, rows)
-    shape = (sizes.tokens, sizes.picks, sizes.inter)
-    h = torch.empty(shape, dtype=torch.bfloat16, device=o.x_q.device)
-    quantise: Callable[..., Any] = QUANTISE.bind(x=h, quant_dtype=o.x_q.dtype, group_size=BLOCK)
+    sorted_pairs = sorter(operands, rows)
+    h = x_q.new_empty(sizes.tokens, sizes.picks, sizes.inter, dtype=torch.bfloat16)
+    quantise: Callable[..., Any] = QUANTISE.bind(x=h, quant_dtype=x_q.dtype, group_size=BLOCK)
     # AITER's dispatch decides by the padded number of tokens, with which it looks up configurations.
     pairs_of_expert = PADDED_TOKENS.bind(sizes.tokens)() * sizes.picks // sizes.local_experts
     of_both_stages = {
-        **dict.fromkeys(SORTED),
-        "w1": w13,
-        "w2": w2,
-        "topk": sizes.picks,
-        "block_m": rows,
-        "quant_type": QUANTISATION.find().per_1x128,
-        "activation": ACTIVATION.find().Silu,
+        **dict.fromkeys(SORTED), "w1": w13, "w2": w2, "topk": sizes.picks, "block_m": rows,
+        "quant_type": QUANTISATION.find().per_1x128, "activation": ACTIVATION.find().Silu,
         "use_non_temporal_load": pairs_of_expert < CACHED_PAIRS,
-    }
-    x_and_scales = {"hidden_states": o.x_q, "a1_scale": o.x_scale, "w1_scale": o.w13_scale}
+    }  # fmt: skip
+    x_and_scales = {"hidden_states": x_q, "a1_scale": operands.x_scale, "w1_scale": operands.w13_scale}
+    h_and_scales = {"inter_states": None, "a2_scale": None, "w2_scale": operands.w2_scale}
     gate_up: Callable[..., Any] = GATE_UP.bind(**of_both_stages, **x_and_scales, splitk=0, dst_type=h.dtype)
-    down: Callable[..., Any] = DOWN.bind(
-        **of_both_stages, inter_states=None, a2_scale=None, w2_scale=o.w2_scale
-    )
+    down: Callable[..., Any] = DOWN.bind(**of_both_stages, **h_and_scales)
 
     def call() -> object:
         pairs = sorted_pairs()
@@ -339,12 +297,12 @@ def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
 
 
 def triton_bytes(sizes: FusedMoeSizes) -> int:
-    """For each pair gate and up, h, the expert's output and the pair's row; and the slots and owners of
-    tiles, at most, because either smaller or larger tiles may need more."""
-    pairs = sizes.pairs
-    of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
-    slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (16, 64, 128, 256))
-    return pairs * of_pair + slots + MOST_SEGMENTS * sizes.local_experts * 4 + 8
+    """For each pair gate and up in bf16, h in FP8 with fp32 scales, the expert's output in bf16, and its row.
+    The slots of the tiles and the expert of each tile, for any size of tiles. Two numbers of tiles."""
+    gate_up, h = 2 * 2 * sizes.inter, sizes.inter + sizes.inter // BLOCK * 4
+    of_pair = gate_up + h + 2 * sizes.hidden + 4
+    slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in (16, 64, 128, 256))
+    return sizes.pairs * of_pair + 4 * (slots + MOST_SEGMENTS * sizes.local_experts + 2)
 
 
 @implementation(
@@ -362,38 +320,29 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     import triton.language as tl
 
     require_interpreter(out.device)
-    o, sizes, device = operands, operands.sizes, out.device
-    config = TRITON_CONFIGURATION.bind(dtype=o.w13.dtype, use_fp8_w8a8=True, M=sizes.tokens)()
-    rows, pairs = config["BLOCK_SIZE_M"], sizes.pairs
+    sizes, device, w13, w2 = operands.sizes, out.device, operands.w13, operands.w2
+    config = TRITON_CONFIGURATION.bind(dtype=w13.dtype, use_fp8_w8a8=True, M=sizes.tokens)()
+    rows = config["BLOCK_SIZE_M"]
+    sort = Alignment(sizes, rows, operands.topk_ids)
+    used_slots = torch.empty(1, dtype=torch.int32, device=device)
+    row_of = torch.arange(sizes.pairs, dtype=torch.int32, device=device)
+    suite = layouts.AroundProducts(operands, out, row_of, groups=1, rows=sizes.pairs)
 
-    sort = Alignment(sizes, rows, o.topk_ids)
-    padded_pairs = torch.empty(1, dtype=torch.int32, device=device)
-    row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-    suite = layouts.AroundProducts(o, out, row_of, groups=1, rows=pairs)
-    h_q, h_scale = suite.h_q[0], suite.h_scale[0]
-    gate_up = suite.gate_up.view(sizes.tokens, sizes.picks, -1)
-    expert_out = suite.expert_out.view(sizes.tokens, sizes.picks, -1)
-    of_both_products = {
-        "B_zp": None,
-        "topk_weights": o.topk_weights,
-        "topk_ids": o.topk_ids,
-        "sorted_token_ids": sort.slots,
-        "expert_ids": sort.owners,
-        "num_tokens_post_padded": padded_pairs,
-        "mul_routed_weight": False,
-        "compute_type": tl.bfloat16,
-        "use_fp8_w8a8": True,
-        "use_int8_w8a16": False,
-        "use_int4_w4a16": False,
-        "block_shape": [BLOCK, BLOCK],
-        "config": config,
-    }
-    of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
-    of_down = {"A": h_q, "A_scale": h_scale, "B": o.w2, "B_scale": o.w2_scale, "C": expert_out}
-    # A row of x belongs to all picks of a token, a row of h to one.
-    up = PRODUCT.bind(**of_both_products, **of_up, top_k=sizes.picks)
-    down = PRODUCT.bind(**of_both_products, **of_down, top_k=1)
-    count = functools.partial(torch.mul, sort.used_tiles, rows, out=padded_pairs)
+    def product(result: torch.Tensor, **factors: object) -> Call:
+        """factors: A and B with their scales, and top_k: the number of pairs that share a row of A"""
+        return PRODUCT.bind(
+            **factors, C=result.view(sizes.tokens, sizes.picks, -1), compute_type=tl.bfloat16, B_zp=None,
+            topk_ids=operands.topk_ids, topk_weights=operands.topk_weights, mul_routed_weight=False,
+            sorted_token_ids=sort.slots, expert_ids=sort.expert_of, num_tokens_post_padded=used_slots,
+            use_fp8_w8a8=True, use_int8_w8a16=False, use_int4_w4a16=False,
+            block_shape=[BLOCK, BLOCK], config=config,
+        )  # fmt: skip
+
+    x_and_scale = {"A": operands.x_q, "A_scale": operands.x_scale}
+    h_and_scale = {"A": suite.h_q[0], "A_scale": suite.h_scale[0]}
+    up = product(suite.gate_up, **x_and_scale, B=w13, B_scale=operands.w13_scale, top_k=sizes.picks)
+    down = product(suite.expert_out, **h_and_scale, B=w2, B_scale=operands.w2_scale, top_k=1)
+    count = functools.partial(torch.mul, sort.used_tiles, rows, out=used_slots)
     call = sequence(sort, count, up, suite.activate, down, suite.add_up)
     tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
-    return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")
+    return Prepared(operands, out, call, picked=lambda: f"tiles of {tiles}")

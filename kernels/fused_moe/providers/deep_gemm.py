@@ -35,11 +35,7 @@ from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
 from shapes.case import Case
 
-ALIGNMENTS = range(32, 225, 32)
-"""Possible alignments of an expert's rows, for the memory plan. At run time the library is asked."""
-
-SGLANG_ROWS = 256
-"""SGLang gives an expert the least multiple of this that exceeds the tokens (moe_ep_deepgemm_preprocess)."""
+ALIGNMENTS = range(32, 225, 32)  # of an expert's rows, for the memory plan; a call asks the library
 
 
 def places(name: str) -> tuple[str, str]:
@@ -99,11 +95,6 @@ VLLM_TRANSFORM = Function(
     f"{DEEP_GEMM}.transform_sf_into_required_layout", needs=TRANSFORM_ARGUMENTS, when=WITH_PACKED_SCALES
 )
 
-VLLM_SYMBOLS = (
-    *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY, VLLM_ACTIVATE),
-    *(VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
-)
-
 SGLANG_OPS = "sglang.kernels.ops"
 SGLANG_PLACE = Function(
     f"{SGLANG_OPS}.moe.ep_moe_kernels.moe_ep_deepgemm_preprocess",
@@ -137,16 +128,16 @@ def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
 
 def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> W13AndW2:
     """The scales of w13 and w2: fp32 [local, rows/128, k/128], or packed for every row and MN-major."""
-    o = operands
-    if not packs(machine.of(o.w13.device).arch):
-        return o.w13_scale, o.w2_scale
+    w13, w13_scale, w2, w2_scale = operands.w13, operands.w13_scale, operands.w2, operands.w2_scale
+    if not packs(machine.of(w13.device).arch):
+        return w13_scale, w2_scale
 
     def packed(w: torch.Tensor, scale: torch.Tensor) -> Any:
         local, rows, k = w.shape
         recipe = (1, BLOCK, BLOCK)
         return transform.bind(sf=scale, mn=rows, k=k, recipe=recipe, num_groups=local, is_sfa=False)()
 
-    return packed(o.w13, o.w13_scale), packed(o.w2, o.w2_scale)
+    return packed(w13, w13_scale), packed(w2, w2_scale)
 
 
 def row_bytes(sizes: FusedMoeSizes) -> int:
@@ -194,7 +185,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         from kernels.fused_moe.triton import rows_jit
 
         require_interpreter(out.device)
-        o, sizes, device = operands, operands.sizes, out.device
+        sizes, device, topk_ids = operands.sizes, out.device, operands.topk_ids
         hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
         packed = packs(machine.of(device).arch)
         mean_rows = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))  # of an expert that is hit
@@ -208,46 +199,38 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         has_setter = first_of(SET_ALIGNMENT, ALIGNMENT) is SET_ALIGNMENT
         set_alignment = SET_ALIGNMENT.bind(alignment) if has_setter else lambda: None
         groups, capacity = groups_of(sizes, alignment)
-        a = torch.empty(groups, capacity, hidden, dtype=o.w13.dtype, device=device)
+        a = torch.empty(groups, capacity, hidden, dtype=operands.w13.dtype, device=device)
         a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
         place: Call
         if is_masked:
             counts = torch.empty(experts, dtype=torch.int32, device=device)
             row_of = torch.empty(pairs, dtype=torch.int32, device=device)
-            place = functools.partial(
-                rows_jit.masked_kernel[(experts,)],
-                *(o.topk_ids, counts, row_of),
-                pairs=pairs,
-                CAPACITY=capacity,
-                CHUNK=layouts.chunk_for(pairs, device),
-            )
+            constants = {"pairs": pairs, "CAPACITY": capacity, "CHUNK": layouts.chunk_for(pairs, device)}
+            kernel = rows_jit.masked_kernel[(experts,)]
+            place = functools.partial(kernel, topk_ids, counts, row_of, **constants)
         else:
-            place = Alignment(sizes, alignment, o.topk_ids, by_pair=True)
-            row_of, owners = place.row_of, place.owners
+            place = Alignment(sizes, alignment, topk_ids, by_pair=True)
+            row_of, expert_of = place.row_of, place.expert_of
+        x_q = operands.x_q.view(torch.uint8)
         gather = functools.partial(
             rows_jit.gather_kernel[(pairs,)],
-            *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
-            CAPACITY=capacity,
-            PACKED=packed,
-            BLOCK=BLOCK,
-            PICKS=sizes.picks,
-            HIDDEN=hidden,
+            x_q, operands.x_scale, topk_ids, row_of, a.view(torch.uint8), a_scale,
+            CAPACITY=capacity, PACKED=packed, BLOCK=BLOCK, PICKS=sizes.picks, HIDDEN=hidden,
             BLOCK_D=triton.next_power_of_2(hidden),
             WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
-        )
-        suite = layouts.AroundProducts(o, out, row_of, groups, capacity, packed)
+        )  # fmt: skip
+        suite = layouts.AroundProducts(operands, out, row_of, groups, capacity, packed)
         w13_scale, w2_scale = scales
 
         def multiply(x: Quantised, w: Quantised, y: torch.Tensor) -> Call:
             if is_masked:
                 return product.bind(x, w, y, counts, mean_rows)
             values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
-            return product.bind((values[0], x_scale[0]), w, y[0], owners)
+            return product.bind((values[0], x_scale[0]), w, y[0], expert_of)
 
-        up = multiply((a, a_scale), (o.w13, w13_scale), suite.gate_up)
-        down = multiply((suite.h_q, suite.h_scale), (o.w2, w2_scale), suite.expert_out)
-        before_down = (place, gather, set_alignment, up, suite.activate)
-        return sequence(*before_down, set_alignment, down, suite.add_up)
+        up = multiply((a, a_scale), (operands.w13, w13_scale), suite.gate_up)
+        down = multiply((suite.h_q, suite.h_scale), (operands.w2, w2_scale), suite.expert_out)
+        return sequence(place, gather, set_alignment, up, suite.activate, set_alignment, down, suite.add_up)
 
     return row
 
@@ -273,7 +256,10 @@ masked = around_products("deepgemm.masked", MASKED, is_masked=True)
     archs=("sm_90", *vendor.BLACKWELL, "sm_120"),
     boundaries=("with_quant",),
     activations="fp8",
-    symbols=VLLM_SYMBOLS,
+    symbols=(
+        *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY),
+        *(VLLM_ACTIVATE, VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
+    ),
     supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
@@ -286,32 +272,18 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     rounds the scales of weights to powers of two when it loads them, so that they must be powers of two here.
     On sm_90 only the scales of activations are rounded up to powers of two. The products get the end of each
     expert's rows (vLLM's psum layout). On sm_120 and before vLLM 0.32 they get the expert of each row."""
-    o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
+    sizes, arch, w13, w2 = operands.sizes, machine.of(out.device).arch, operands.w13, operands.w2
     w13_scale, w2_scale = scales
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
-    rows, _alignment = VLLM_ROWS.bind(
-        M=sizes.tokens,
-        num_topk=sizes.picks,
-        local_num_experts=sizes.local_experts,
-        alignment=VLLM_ALIGNMENT.bind()()[0],
-        expert_tokens_meta=None,
-    )()
-
-    def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(rows, columns, dtype=dtype, device=out.device)
-
-    gate_up, expert_out = empty(2 * sizes.inter), empty(sizes.hidden)
-    h_q = empty(sizes.inter, o.w13.dtype)
-    quantise = VLLM_QUANTISE.bind(x=o.x, group_size=BLOCK, column_major_scales=False)
+    of_experts = {"local_num_experts": sizes.local_experts, "expert_tokens_meta": None}
+    alignment_now = VLLM_ALIGNMENT.bind()()[0]
+    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=alignment_now, **of_experts)()[0]
+    gate_up, expert_out = out.new_empty(rows, 2 * sizes.inter), out.new_empty(rows, sizes.hidden)
+    h_q, x_of_rows = w13.new_empty(rows, sizes.inter), w13.new_empty(rows, sizes.hidden)
+    quantise = VLLM_QUANTISE.bind(x=operands.x, group_size=BLOCK, column_major_scales=False)
+    of_picks = {"topk_ids": operands.topk_ids, "expert_map": None}
     permute: Callable[..., Any] = VLLM_PERMUTE.bind(
-        aq=None,
-        aq_scale=None,
-        topk_ids=o.topk_ids,
-        local_num_experts=sizes.local_experts,
-        expert_map=None,
-        expert_tokens_meta=None,
-        aq_out=empty(sizes.hidden, o.w13.dtype),
-        use_psum_layout=by_ends,
+        aq=None, aq_scale=None, aq_out=x_of_rows, use_psum_layout=by_ends, **of_picks, **of_experts
     )
     with_alignment, multiply = VLLM_ALIGNED.find(), VLLM_MULTIPLY.find()
     layout = {"use_psum_layout": True} if by_ends else {}
@@ -321,23 +293,17 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     else:
         activate = VLLM_ACTIVATE.bind(input=gate_up, output=h_q)
     add_up: Callable[..., Any] = VLLM_ADD_UP.bind(
-        a=expert_out,
-        topk_ids=o.topk_ids,
-        topk_weights=o.topk_weights,
-        inv_perm=None,
-        expert_map=None,
-        output=out,
+        a=expert_out, topk_weights=operands.topk_weights, inv_perm=None, output=out, **of_picks
     )
 
     def call() -> None:
         x_q, x_scale = quantise()
-        # experts: the end of each expert's rows by_ends, else the expert of each row
-        a, a_scale, experts, row_of, alignment = permute(aq=x_q, aq_scale=x_scale)
-        used_rows = {"expert_ends": experts, "expert_alignment": alignment} if by_ends else {}
+        a, a_scale, ends_or_experts, row_of, alignment = permute(aq=x_q, aq_scale=x_scale)
+        used_rows = {"expert_ends": ends_or_experts, "expert_alignment": alignment} if by_ends else {}
         with with_alignment(alignment):
-            multiply((a, a_scale), (o.w13, w13_scale), gate_up, experts, **layout)
+            multiply((a, a_scale), (w13, w13_scale), gate_up, ends_or_experts, **layout)
             h = activate(**used_rows)
-            multiply(h, (o.w2, w2_scale), expert_out, experts, **layout)
+            multiply(h, (w2, w2_scale), expert_out, ends_or_experts, **layout)
         add_up(inv_perm=row_of)
 
     return call
@@ -350,11 +316,16 @@ def has_whole_words(case: Case, platform: Platform) -> Support:
     return need(sizes.hidden % step == 0, f"on {platform.arch} needs hidden to be a multiple of {step}")
 
 
+def rows_of_sglang(sizes: FusedMoeSizes) -> int:
+    """The rows of an expert: the least multiple of 256 above the tokens (moe_ep_deepgemm_preprocess)."""
+    return (sizes.tokens // 256 + 1) * 256
+
+
 def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
-    """The rows, x in FP8, and the row of each pair."""
-    rows = sizes.local_experts * (sizes.tokens // SGLANG_ROWS + 1) * SGLANG_ROWS
-    aligned_scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # copies of those in row_bytes
-    return rows * (row_bytes(sizes) + aligned_scales) + sizes.quantised_bytes + sizes.pairs * 4
+    """The rows, with aligned copies of the scales that are in row_bytes; x in FP8; the row of each pair."""
+    of_row = row_bytes(sizes) + (sizes.hidden + sizes.inter) // BLOCK * 4
+    rows = sizes.local_experts * rows_of_sglang(sizes)
+    return rows * of_row + sizes.quantised_bytes + sizes.pairs * 4
 
 
 @implementation(
@@ -379,48 +350,35 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -
     decodes in the same layout. SGLang takes this layout while it fits into a quarter of free memory
     (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and for longer prefill a contiguous one. This row always
     takes the masked layout."""
-    o, sizes, packed = operands, operands.sizes, packs(machine.of(out.device).arch)
-    w13_scale, w2_scale = scales
-    shape = (sizes.local_experts, (sizes.tokens // SGLANG_ROWS + 1) * SGLANG_ROWS)
-    gate_up = torch.empty(*shape, 2 * sizes.inter, dtype=torch.bfloat16, device=out.device)
-    expert_out = torch.empty(*shape, sizes.hidden, dtype=torch.bfloat16, device=out.device)
+    sizes, packed = operands.sizes, packs(machine.of(out.device).arch)
+    w13, w2, (w13_scale, w2_scale) = operands.w13, operands.w2, scales
+    rows = rows_of_sglang(sizes)
+    gate_up = out.new_empty(sizes.local_experts, rows, 2 * sizes.inter)
+    expert_out = out.new_empty(sizes.local_experts, rows, sizes.hidden)
     # A hint for the choice of tiles: the mean rows of an expert. SGLang divides by the experts of all ranks.
     mean_rows = max(1, -(-sizes.pairs // (sizes.experts + sizes.shared)))
     place = SGLANG_PLACE.bind(
-        topk_ids=o.topk_ids,
-        num_local_experts=sizes.local_experts,
-        hidden_states=o.x,
-        top_k=sizes.picks,
-        block_shape=[BLOCK, BLOCK],
-        output_dtype=o.w13.dtype,
-    )
+        topk_ids=operands.topk_ids, top_k=sizes.picks, num_local_experts=sizes.local_experts,
+        hidden_states=operands.x, output_dtype=w13.dtype, block_shape=[BLOCK, BLOCK],
+    )  # fmt: skip
     multiply = MASKED.find()
     align = (lambda scale: scale) if packed else SGLANG_ALIGN.find()
     activate: Callable[..., Any] = SGLANG_ACTIVATE.bind(
-        input=gate_up,
-        group_size=BLOCK,
-        scale_ue8m0=packed,
-        fuse_silu_and_mul=True,
-        masked_m=None,
-        column_major_scales=True,
-    )
+        input=gate_up, masked_m=None, fuse_silu_and_mul=True,
+        group_size=BLOCK, scale_ue8m0=packed, column_major_scales=True,
+    )  # fmt: skip
     add_up: Callable[..., Any] = SGLANG_ADD_UP.bind(
-        down_output=expert_out,
-        output=out,
-        src2dst=None,
-        topk_ids=o.topk_ids,
-        topk_weights=o.topk_weights,
-        topk=sizes.picks,
-        num_tokens=sizes.tokens,
-        hidden_size=sizes.hidden,
+        down_output=expert_out, output=out, src2dst=None,
+        topk_ids=operands.topk_ids, topk_weights=operands.topk_weights, topk=sizes.picks,
+        num_tokens=sizes.tokens, hidden_size=sizes.hidden,
         routed_scaling_factor=1.0,  # the weights of the operands include it
-    )
+    )  # fmt: skip
 
     def call() -> None:
         counts, _expected_m, row_of, a, a_scale = place()
-        multiply((a, align(a_scale)), (o.w13, w13_scale), gate_up, counts, mean_rows)
+        multiply((a, align(a_scale)), (w13, w13_scale), gate_up, counts, mean_rows)
         h_q, h_scale = activate(masked_m=counts)
-        multiply((h_q, align(h_scale)), (o.w2, w2_scale), expert_out, counts, mean_rows)
+        multiply((h_q, align(h_scale)), (w2, w2_scale), expert_out, counts, mean_rows)
         add_up(src2dst=row_of)
 
     return call

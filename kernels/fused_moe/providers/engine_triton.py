@@ -44,10 +44,6 @@ class MoeTables(EngineLookUp):
     find_name: Function  # returns the name of the table's file
     override: Function  # makes a context in which the engine uses a given configuration
 
-    def folder(self) -> str:
-        """The folder of the files below the one that a user sets; empty for that itself."""
-        return ""
-
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         return contextlib.nullcontext if config is None else self.override.bind(values(config))
 
@@ -58,11 +54,8 @@ class MoeTables(EngineLookUp):
         entry: EngineEntry = self.find_entry.bind(
             w1_shape=(sizes.local_experts, 2 * sizes.inter, sizes.hidden),
             w2_shape=(sizes.local_experts, sizes.hidden, sizes.inter),
-            top_k=sizes.picks,
-            dtype=DTYPE,
-            M=m,
-            block_shape=[BLOCK, BLOCK],
-        )()
+            top_k=sizes.picks, dtype=DTYPE, M=m, block_shape=[BLOCK, BLOCK],
+        )()  # fmt: skip
         return entry
 
     def table(self, sizes: FusedMoeSizes, **down_moe: bool) -> Mapping[int, EngineEntry] | None:
@@ -73,10 +66,10 @@ class MoeTables(EngineLookUp):
         return table or None  # engines treat an empty table as none
 
     def file_name(self, sizes: FusedMoeSizes, **down_moe: bool) -> str:
-        name = self.find_name.bind(
+        name: str = self.find_name.bind(
             E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **down_moe
         )()
-        return f"{self.folder()}{name}"
+        return name
 
     def other_files(self, sizes: FusedMoeSizes) -> Mapping[str, EntryAt]:
         """The table of the second product, if the engine has one that differs from that of the first. An
@@ -90,9 +83,10 @@ class MoeTables(EngineLookUp):
 
 
 class SglangMoeTables(MoeTables):
-    def folder(self) -> str:
-        triton = version("triton") or ""
-        return f"configs/triton_{triton.replace('.', '_')}/"
+    def file_name(self, sizes: FusedMoeSizes, **down_moe: bool) -> str:
+        """Each version of Triton has a folder of its own."""
+        triton = (version("triton") or "").replace(".", "_")
+        return f"configs/triton_{triton}/{super().file_name(sizes, **down_moe)}"
 
 
 ENTRY_ARGUMENTS = "w1_shape w2_shape top_k dtype M block_shape"
@@ -112,10 +106,11 @@ TABLES_OF_VLLM = MoeTables(
 )
 
 MOE = "sglang.srt.layers.moe"
+# Where SGLang's Triton MoE is now, and where it was before.
+TRITON_MOE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
 GROUPS = "sglang.srt.distributed.parallel_state"
 EXPERTS_OF_SGLANG = Function(
-    f"{MOE}.moe_runner.triton_utils.fused_moe.fused_experts",
-    f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
+    *(f"{place}.fused_moe.fused_experts" for place in TRITON_MOE),
     needs="hidden_states w1 w2 topk_output moe_runner_config use_fp8_w8a8 w1_scale w2_scale block_shape",
 )
 CONFIGURATION = Function(
@@ -132,8 +127,6 @@ INIT_DISTRIBUTED = Function(
 INIT_RANKS = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
 SET_SERVER_ARGS = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
 SERVER_ARGS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
-# Where SGLang's Triton MoE is now, and where it was before.
-TRITON_MOE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
 
 
 def look_up(name: str, needs: str, wishes: str = "") -> Function:
@@ -159,11 +152,12 @@ class TritonMoe(EngineTuned):
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; for each pair gate and up, and in
-        one buffer these or the expert's output; h in bf16 and FP8; sorted pairs in blocks of up to 128."""
-        shared_buffer = max(2 * sizes.inter, sizes.hidden) * 2
-        gate_up, h = 2 * sizes.inter * 2, sizes.inter * 3 + sizes.inter // BLOCK * 4
-        sorted_pairs = (sizes.pairs + (sizes.local_experts + 1) * 128) * 8
-        return sizes.pairs * (shared_buffer + gate_up + h) + sizes.quantised_bytes + sorted_pairs
+        one buffer these or the expert's output, all in bf16; h in bf16, and in FP8 with fp32 scales; sorted
+        pairs in blocks of up to 128: for each place a pair, and at most one expert, both int32."""
+        gate_up, h = 2 * 2 * sizes.inter, sizes.inter * (2 + 1) + sizes.inter // BLOCK * 4
+        of_pair = max(gate_up, 2 * sizes.hidden) + gate_up + h
+        sorted_pairs = (sizes.pairs + (sizes.local_experts + 1) * 128) * (4 + 4)
+        return sizes.pairs * of_pair + sizes.quantised_bytes + sorted_pairs
 
 
 class VllmTritonMoe(Vllm, TritonMoe):
@@ -179,20 +173,16 @@ class VllmTritonMoe(Vllm, TritonMoe):
     reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        o, sizes = operands, operands.sizes
-        ids, write_ids, expert_map = expert_ids(o, [*range(sizes.local_experts), -1])
-        scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
-        experts = EXPERTS_OF_VLLM.bind(
-            hidden_states=o.x,
-            w1=o.w13,
-            w2=o.w2,
-            topk_weights=o.topk_weights,
-            topk_ids=ids,
-            global_num_experts=sizes.local_experts if expert_map is None else len(expert_map),
-            expert_map=expert_map,
+        local_experts = operands.sizes.local_experts
+        ids, write_ids, expert_map = expert_ids(operands, [*range(local_experts), -1])
+        scales = {"w1_scale": operands.w13_scale, "w2_scale": operands.w2_scale}
+        layer = EXPERTS_OF_VLLM.bind(
+            hidden_states=operands.x, w1=operands.w13, w2=operands.w2,
+            topk_weights=operands.topk_weights, topk_ids=ids, expert_map=expert_map,
+            global_num_experts=local_experts if expert_map is None else len(expert_map),
             quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
-        )
-        return self.prepared(o, sequence(write_ids, experts))
+        )  # fmt: skip
+        return self.prepared(operands, sequence(write_ids, layer))
 
 
 class SglangTritonMoe(Sglang, TritonMoe):
@@ -214,23 +204,17 @@ class SglangTritonMoe(Sglang, TritonMoe):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         set_up_one_rank()
-        o, sizes = operands, operands.sizes
-        experts = EXPERTS_OF_SGLANG.bind(
-            hidden_states=o.x,
-            w1=o.w13,
-            w2=o.w2,
-            topk_output=PICKS.bind(topk_weights=o.topk_weights, topk_ids=o.topk_ids, router_logits=None)(),
-            moe_runner_config=CONFIGURATION.bind(
-                num_experts=sizes.local_experts * sizes.ep,
-                num_local_experts=sizes.local_experts,
-                inplace=False,
-            )(),
-            use_fp8_w8a8=True,
-            w1_scale=o.w13_scale,
-            w2_scale=o.w2_scale,
-            block_shape=[BLOCK, BLOCK],
-        )
-        return self.prepared(o, experts)
+        sizes = operands.sizes
+        picks = {"topk_weights": operands.topk_weights, "topk_ids": operands.topk_ids}
+        of_all_ranks = sizes.local_experts * sizes.ep
+        experts = {"num_experts": of_all_ranks, "num_local_experts": sizes.local_experts}
+        layer = EXPERTS_OF_SGLANG.bind(
+            hidden_states=operands.x, topk_output=PICKS.bind(**picks, router_logits=None)(),
+            moe_runner_config=CONFIGURATION.bind(**experts, inplace=False)(),
+            w1=operands.w13, w2=operands.w2, w1_scale=operands.w13_scale, w2_scale=operands.w2_scale,
+            use_fp8_w8a8=True, block_shape=[BLOCK, BLOCK],
+        )  # fmt: skip
+        return self.prepared(operands, layer)
 
 
 def set_up_one_rank() -> None:

@@ -23,6 +23,8 @@ from kernels.support import Support, need
 
 EPILOGUE_ROWS = 64  # rows of an epilogue tile of the generated kernels: these order the rows of a weight
 
+MAPS = 64  # bytes of a row in maps between rows and pairs: an allowance, not read in the library's source
+
 # Values of FlashInfer's RoutingMethodType: it routes by sigmoid, bias and groups; it gets the picks.
 DEEPSEEK_V3, TOP_K = 2, 5
 MAJOR_K, BLOCK_MAJOR_K = 0, 2  # values of FlashInfer's WeightLayout: [N, K]; [K/128, N, 128]
@@ -79,11 +81,13 @@ class FlashInferMoe(vendor.FlashInfer):
         return sizes.local_experts * sizes.expert_bytes
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """For each pair, and for padding in each expert, a row of x in FP8, gate and up, h, the expert's
-        output, scales and maps; a copy of w13 while it is reordered."""
-        pairs = sizes.pairs + sizes.local_experts * BLOCK
-        of_pair = sizes.hidden * 3 + sizes.inter * 7 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 64
-        return pairs * of_pair + sizes.local_experts * 2 * sizes.inter * sizes.hidden
+        """For each pair, and for up to 128 rows of padding in each expert: x in FP8, gate and up in bf16, h
+        in bf16 and FP8, the expert's output in bf16, scales in fp32, and MAPS; a copy of w13 in FP8 while it
+        is reordered."""
+        hidden, inter = sizes.hidden, sizes.inter
+        rows = sizes.pairs + sizes.local_experts * BLOCK
+        of_row = hidden * (1 + 2) + inter * (2 * 2 + 2 + 1) + (hidden + inter) // BLOCK * 4 + MAPS
+        return rows * of_row + sizes.local_experts * 2 * inter * hidden
 
 
 def up_first(operands: FusedMoeOperands) -> Weights:
@@ -132,22 +136,14 @@ def tuned(call: Call, weights: Weights) -> Call:
 def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
     """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within the call, by grouped
     products with DeepSeek's block scales."""
-    o, sizes = operands, operands.sizes
     layer = CUTLASS.bind(
-        input=o.x,
-        token_selected_experts=o.topk_ids,
-        token_final_scales=o.topk_weights,
-        fc1_expert_weights=weights.w31,
-        fc2_expert_weights=o.w2,
-        output_dtype=out.dtype,
-        quant_scales=[weights.w31_scale, o.w2_scale],
-        use_deepseek_fp8_block_scale=True,
+        input=operands.x, output=out, output_dtype=out.dtype, tune_max_num_tokens=operands.sizes.tokens,
+        token_selected_experts=operands.topk_ids, token_final_scales=operands.topk_weights,
+        fc1_expert_weights=weights.w31, fc2_expert_weights=operands.w2,
+        quant_scales=[weights.w31_scale, operands.w2_scale], use_deepseek_fp8_block_scale=True,
         # The rank holds the first experts. An id of -1 is none of them, so that the kernel skips it.
-        ep_size=sizes.ep,
-        ep_rank=0,
-        output=out,
-        tune_max_num_tokens=sizes.tokens,
-    )
+        ep_size=operands.sizes.ep, ep_rank=0,
+    )  # fmt: skip
     return tuned(layer, weights)
 
 
@@ -199,16 +195,9 @@ def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
     if sizes.shared and not TRTLLM.takes("num_fused_shared_experts"):
         raise Unsupported(f"flashinfer {version('flashinfer') or ''} fuses no shared expert; 0.6.15 does")
     shared = {"num_fused_shared_experts": sizes.shared} if sizes.shared else {}
-    return layer(
-        TRTLLM,
-        operands,
-        weights,
-        **routing_by_logits(operands),
-        **shared,
-        use_shuffled_weight=True,
-        weight_layout=BLOCK_MAJOR_K,
-        tune_max_num_tokens=sizes.tokens,
-    )
+    layout = {"use_shuffled_weight": True, "weight_layout": BLOCK_MAJOR_K}
+    routing = routing_by_logits(operands)
+    return layer(TRTLLM, operands, weights, **routing, **shared, **layout, tune_max_num_tokens=sizes.tokens)
 
 
 class TrtLlmOfSglang(TrtLlm):
@@ -251,29 +240,20 @@ def trtllm_routed_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weigh
     """`trtllm_fp8_block_scale_routed_moe`, which SGLang calls after a top-k kernel of its own. An expert on
     another rank has the id -1, which the kernel skips, as it skips SGLang's rows of padding."""
     return layer(
-        TRTLLM_ROUTED,
-        operands,
-        weights,
-        topk_ids=(operands.topk_ids, operands.topk_weights),
-        routing_bias=None,
-        n_group=None,
-        topk_group=None,
+        TRTLLM_ROUTED, operands, weights, **as_in_sglang(operands, out),
+        topk_ids=(operands.topk_ids, operands.topk_weights), routing_method_type=TOP_K,
+        routing_bias=None, n_group=None, topk_group=None,
         routed_scaling_factor=1.0,  # the weights of the operands include it
-        routing_method_type=TOP_K,
-        **as_in_sglang(operands, out),
-    )
+    )  # fmt: skip
 
 
 def routing_by_logits(operands: FusedMoeOperands) -> dict[str, object]:
     groups, limit = operands.sizes.group_limit
     return {
-        "routing_logits": operands.logits,
-        "routing_bias": operands.bias,
-        "n_group": groups,
-        "topk_group": limit,
-        "routed_scaling_factor": SCALING,
-        "routing_method_type": DEEPSEEK_V3,
-    }
+        "routing_logits": operands.logits, "routing_bias": operands.bias,
+        "routing_method_type": DEEPSEEK_V3, "routed_scaling_factor": SCALING,
+        "n_group": groups, "topk_group": limit,
+    }  # fmt: skip
 
 
 def as_in_sglang(operands: FusedMoeOperands, out: torch.Tensor) -> dict[str, object]:
@@ -287,22 +267,15 @@ def as_in_sglang(operands: FusedMoeOperands, out: torch.Tensor) -> dict[str, obj
 
 def layer(function: Function, operands: FusedMoeOperands, weights: Weights, **arguments: object) -> Call:
     """A call that quantises x and computes the layer. arguments: those that differ between rows"""
-    o, sizes = operands, operands.sizes
-    x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
-    x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)
-    quantise = quantiser(o.x, x_q, x_scale.t(), known_scales(sizes.scales))
+    x, sizes = operands.x, operands.sizes
+    x_q = torch.empty_like(x, dtype=operands.w13.dtype)
+    x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=x.device)
+    quantise = quantiser(x, x_q, x_scale.t(), known_scales(sizes.scales))
     compute = function.bind(
-        **arguments,
-        hidden_states=x_q,
-        hidden_states_scale=x_scale,
-        gemm1_weights=weights.w31,
-        gemm1_weights_scale=weights.w31_scale,
-        gemm2_weights=weights.w2,
-        gemm2_weights_scale=o.w2_scale,
-        num_experts=sizes.experts,
-        top_k=sizes.topk,
-        intermediate_size=sizes.inter,
-        local_expert_offset=0,
-        local_num_experts=sizes.routed.local,
-    )
+        **arguments, hidden_states=x_q, hidden_states_scale=x_scale,
+        gemm1_weights=weights.w31, gemm1_weights_scale=weights.w31_scale,
+        gemm2_weights=weights.w2, gemm2_weights_scale=operands.w2_scale,
+        num_experts=sizes.experts, local_expert_offset=0, local_num_experts=sizes.routed.local,
+        top_k=sizes.topk, intermediate_size=sizes.inter,
+    )  # fmt: skip
     return tuned(sequence(quantise, compute), weights)

@@ -17,8 +17,8 @@ as x."""
 
 
 def naive_bytes(sizes: FusedMoeSizes) -> int:
-    """In fp32: w13 of an expert, three times while it is dequantised; x and the sum; the rows of an
-    expert."""
+    """In fp32: w13 of an expert, three times while it is dequantised; x and the sum; for each row of an
+    expert its x, its output before and after it is weighted, gate, up, SiLU and h."""
     w13 = 2 * sizes.hidden * sizes.inter
     rows = sizes.routed.busiest * (3 * sizes.hidden + 4 * sizes.inter)
     return 4 * (3 * w13 + 2 * sizes.tokens * sizes.hidden + rows)
@@ -34,34 +34,26 @@ def naive(operands: FusedMoeOperands, out: torch.Tensor) -> Call:
     """A loop over the experts that are hit, in fp32. Each expert is dequantised in the call."""
     import torch
 
-    o = operands
-
     def call() -> None:
-        x = dequantise_activations(o.x_q, o.x_scale)
+        x = dequantise_activations(operands.x_q, operands.x_scale)
         total = torch.zeros_like(x)
-        ids = o.topk_ids.cpu()
-        for expert in ids.unique().tolist():
-            if not 0 <= expert < len(o.w13):  # of another rank
-                continue
+        ids = operands.topk_ids.cpu()
+        for expert in ids[ids >= 0].unique().tolist():  # the others are of another rank
             row, pick = torch.nonzero(ids == expert).to(x.device).unbind(1)
-            w13 = dequantise_weights(o.w13[expert], o.w13_scale[expert])
-            w2 = dequantise_weights(o.w2[expert], o.w2_scale[expert])
+            w13 = dequantise_weights(operands.w13[expert], operands.w13_scale[expert])
+            w2 = dequantise_weights(operands.w2[expert], operands.w2_scale[expert])
             gate, up = (x[row] @ w13.T).chunk(2, -1)
             expert_out = (torch.nn.functional.silu(gate) * up) @ w2.T
-            total.index_add_(0, row, expert_out * o.topk_weights[row, pick, None])
+            total.index_add_(0, row, expert_out * operands.topk_weights[row, pick, None])
         out.copy_(total)
 
     return call
 
 
 def _fused_moe(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    experts: torch.Tensor,
-) -> torch.Tensor:
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
+    w13: torch.Tensor, w2: torch.Tensor, experts: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """The layer by grouped products over (token, expert) pairs in the order of experts, without a wait for
     the host. Pairs of other ranks come after the last group. Their rows are undefined, and are replaced by
     zeros.
@@ -103,29 +95,30 @@ class GroupedMoe(Implementation):
         return 2 * sizes.local_experts * sizes.expert_values
 
     def scratch(self, sizes: FusedMoeSizes) -> int:
-        """For each pair a row of x and three times the expert's output in bf16, this once more in fp32, and
-        gate, up and h; x and the sums in fp32; w13 of the expert that is being dequantised."""
-        tokens = min(sizes.tokens, ROWS)
-        of_pair = sizes.hidden * (2 * 4 + 4) + sizes.inter * 2 * 6 + 64
-        w13 = 2 * sizes.hidden * sizes.inter
-        return tokens * (sizes.picks * of_pair + sizes.hidden * 12) + w13 * 8
+        """For each pair a row of x and three times the expert's output in bf16, this once more in fp32, six
+        times as many values as h has in bf16 (gate, up, SiLU and h), and eight indexes in int64. For each
+        token three rows in fp32 (x and the sums). w13 of an expert, twice in fp32 while it is dequantised."""
+        hidden, inter = sizes.hidden, sizes.inter
+        of_pair = hidden * (2 * 4 + 4) + 2 * 6 * inter + 8 * 8
+        of_token = sizes.picks * of_pair + 3 * 4 * hidden
+        return min(sizes.tokens, ROWS) * of_token + 2 * 4 * (2 * hidden * inter)
 
 
 def grouped(
     operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2, function: Callable[..., Any]
 ) -> Call:
     """A call of `_fused_moe`, or of what the compiler made of it, on ROWS tokens at a time."""
-    o, (w13, w2) = operands, weights
+    w13, w2 = weights
     experts = torch.arange(len(w13), dtype=torch.int32, device=w13.device)
 
     def call() -> None:
         for start in range(0, len(out), ROWS):
             rows = slice(start, start + ROWS)
-            if o.x is not None:
-                x = o.x[rows]
+            if operands.x is not None:
+                x = operands.x[rows]
             else:
-                x = dequantise_activations(o.x_q[rows], o.x_scale[rows]).bfloat16()
-            out[rows] = function(x, o.topk_ids[rows], o.topk_weights[rows], w13, w2, experts)
+                x = dequantise_activations(operands.x_q[rows], operands.x_scale[rows]).bfloat16()
+            out[rows] = function(x, operands.topk_ids[rows], operands.topk_weights[rows], w13, w2, experts)
 
     return call
 

@@ -25,6 +25,8 @@ VEC_PACK = Function("vllm._custom_ops.cpu_prepack_moe_weight", positions=1, need
 class Moe(VllmCpu):
     boundaries = ("with_quant",)
     rebinds = True
+    since = "0.25"  # the first that was read to have `fused_experts_cpu`
+    onednn_isa = "AVX512_CORE_BF16"
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
@@ -51,9 +53,7 @@ class MoeInBf16(Moe):
     "vllm.amx",
     Moe,
     requires="vLLM's CPU build, AVX-512 (AMX tiles where the CPU has them)",
-    since="0.25",  # the first that was read to have it
     symbols=(FUSED, PACK, FP8),
-    onednn_isa="AVX512_CORE_BF16",
     stationary=lambda operands: (PACK.bind(operands.w13)(), PACK.bind(operands.w2)()),
     fits=lambda sizes: need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
     layout=lambda sizes: sizes.local_experts * sizes.expert_values,
@@ -62,24 +62,22 @@ def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Cal
     """`fused_experts_cpu` (SGLang's CPU kernel), called as by CPUExpertsFp8 in vLLM's
     fused_moe/experts/cpu_moe.py: bf16 activations, FP8 weights with block scales. It is built on oneDNN's
     brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
-    o = operands
     no_zeros_or_biases, no_limits, is_packed = (None,) * 3, (None,) * 4, True
-    scales = (o.w13_scale, o.w2_scale, *no_zeros_or_biases, [BLOCK, BLOCK], *no_limits)
-    return FUSED.bind(out, o.x, *weights, o.topk_weights, o.topk_ids, FP8.find(), *scales, is_packed)
+    tensors = (out, operands.x, *weights, operands.topk_weights, operands.topk_ids)
+    scales = (operands.w13_scale, operands.w2_scale, *no_zeros_or_biases, [BLOCK, BLOCK], *no_limits)
+    return FUSED.bind(*tensors, FP8.find(), *scales, is_packed)
 
 
 @implementation(
     "vllm.brgemm_bf16",
     MoeInBf16,
-    since="0.25",  # the first that was read to have it
     symbols=(FUSED, PACK, BF16),
-    onednn_isa="AVX512_CORE_BF16",
-    stationary=lambda operands: weights_in_bf16(operands, lambda weights: PACK.bind(weights)()),
+    stationary=lambda operands: weights_in_bf16(operands, lambda w: PACK.bind(w)()),
 )
 def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """`fused_experts_cpu` without quantisation."""
-    o, no_scales_biases_or_limits, is_packed = operands, (None,) * 10, True
-    tensors = (out, o.x, *weights, o.topk_weights, o.topk_ids)
+    no_scales_biases_or_limits, is_packed = (None,) * 10, True
+    tensors = (out, operands.x, *weights, operands.topk_weights, operands.topk_ids)
     return FUSED.bind(*tensors, BF16.find(), *no_scales_biases_or_limits, is_packed)
 
 
@@ -89,11 +87,10 @@ def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2
     requires="vLLM's CPU build, AVX-512",
     since="0.20",  # the first that was read to have it
     symbols=(VEC, VEC_PACK, vllm_operator("cpu_fused_moe", positions=11)),
-    stationary=lambda operands: weights_in_bf16(
-        operands, lambda weights: VEC_PACK.bind(weights, isa="vec")()
-    ),
+    onednn_isa="",  # it does not call oneDNN
+    stationary=lambda operands: weights_in_bf16(operands, lambda w: VEC_PACK.bind(w, isa="vec")()),
 )
 def vec(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """`cpu_fused_moe`, vLLM's own grouped product, in its AVX-512 variant: CPUUnquantizedExperts."""
-    o, no_bias = operands, None
-    return VEC.bind(out, o.x, *weights, no_bias, no_bias, o.topk_weights, o.topk_ids, "silu", "vec")
+    no_bias, x, picks = None, operands.x, (operands.topk_weights, operands.topk_ids)
+    return VEC.bind(out, x, *weights, no_bias, no_bias, *picks, "silu", "vec")

@@ -34,7 +34,7 @@ def place_kernel(
     counts,  # int32 [segments, experts], if COUNTED
     slots,  # int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
     row_of,  # int32 [pairs]: the slot of each pair of this rank; or None
-    owners,  # int32 [tiles]: the expert of each tile; with row_of [all_slots]: of each slot, at the end -1
+    expert_of,  # int32 [tiles]: the expert of each tile; with row_of [all_slots]: of each slot, at the end -1
     used_tiles,  # int32 [1]: the number of tiles that have an expert
     pairs, experts, pairs_of_segment,
     all_slots,  # the number of slots of all tiles
@@ -45,7 +45,7 @@ def place_kernel(
     COUNTED: tl.constexpr,  # whether count_kernel has run; else there is one segment, counted here
 ):  # fmt: skip
     """Each program writes the slots of one expert that one segment fills, and in the first segment also the
-    owners of the expert's tiles. Grid: (experts, segments)."""
+    `expert_of` of the expert's tiles. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)
     all_experts, all_segments = tl.arange(0, EXPERTS), tl.arange(0, SEGMENTS)
     before = 0  # the expert's pairs in earlier segments
@@ -69,10 +69,12 @@ def place_kernel(
     tl.store(used_tiles, tl.sum(tiles, 0), mask=(expert == 0) & (segment == 0))
 
     if segment == 0:
-        OWNERS_OF_TILE: tl.constexpr = 1 if row_of is None else TILE
-        for start in range(first_tile * OWNERS_OF_TILE, end_tile * OWNERS_OF_TILE, CHUNK):
+        ENTRIES_OF_TILE: tl.constexpr = 1 if row_of is None else TILE
+        for start in range(first_tile * ENTRIES_OF_TILE, end_tile * ENTRIES_OF_TILE, CHUNK):
             at = start + tl.arange(0, CHUNK)
-            tl.store(owners + at, tl.zeros([CHUNK], tl.int32) + expert, mask=at < end_tile * OWNERS_OF_TILE)
+            tl.store(
+                expert_of + at, tl.zeros([CHUNK], tl.int32) + expert, mask=at < end_tile * ENTRIES_OF_TILE
+            )
         if row_of is None:
             # The empty slots are fewer than a tile.
             pairs_of_expert = tl.sum(tl.where(all_experts == expert, load, 0), 0)
@@ -81,7 +83,7 @@ def place_kernel(
         elif expert == experts - 1:
             for start in range(end_tile * TILE, all_slots, CHUNK):
                 at = start + tl.arange(0, CHUNK)
-                tl.store(owners + at, tl.zeros([CHUNK], tl.int32) - 1, mask=at < all_slots)
+                tl.store(expert_of + at, tl.zeros([CHUNK], tl.int32) - 1, mask=at < all_slots)
 
     next_slot = first_tile * TILE + before
     end = tl.minimum(pairs, (segment + 1) * pairs_of_segment)

@@ -106,13 +106,14 @@ class Grouped(SuiteTriton):
         """An upper bound over all platforms and configurations. MOST_PROGRAMS limits the splits: without them
         each block of 128 columns already has at least a program for each expert that is hit, and for each of
         the largest tiles that the pairs fill."""
-        pairs, blocks = sizes.pairs, 2 * sizes.inter // BLOCK
+        blocks = 2 * sizes.inter // BLOCK
         least_programs = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
         most_splits = max(1, min(MOST_PROGRAMS // least_programs, sizes.hidden // BLOCK // MIN_STEPS))
-        parts = 4 * 2 * sizes.inter * most_splits  # in fp32
-        of_pair = parts + sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
-        slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)
-        return pairs * of_pair + 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
+        gate_up = 4 * 2 * sizes.inter * most_splits  # in fp32
+        h = sizes.inter + sizes.inter // BLOCK * 4  # in FP8, with fp32 scales
+        slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)  # and the expert of each tile
+        alignment = 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
+        return sizes.pairs * (gate_up + h + 2 * sizes.hidden) + alignment
 
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
@@ -124,7 +125,7 @@ class Grouped(SuiteTriton):
         from kernels.fused_moe.triton import grouped_jit
 
         prepared = ConfiguredPrepared(operands, out)
-        o, sizes = operands, operands.sizes
+        sizes, topk_ids = operands.sizes, operands.topk_ids
         hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.pairs
         splits, steps = splits_for(config, target.units, sizes), inter // BLOCK
         # The interpreter truncates to bf16 where it should round.
@@ -135,88 +136,71 @@ class Grouped(SuiteTriton):
 
         parts = 0 if config.fuse else splits
         gate_up = empty(parts, pairs, 2 * inter, dtype=torch.float32 if parts > 1 else bf16)
-        h_q, h_scale = empty(pairs, inter, dtype=o.w13.dtype), empty(pairs, steps)
+        h_q, h_scale = empty(pairs, inter, dtype=operands.w13.dtype), empty(pairs, steps)
         h_written = prepared.rounded_later(h_q)
         expert_out = empty(0 if config.by_token else pairs, hidden, dtype=bf16)
-        x_q = prepared.readable(o.x_q)
-        h_read = prepared.readable(h_q)
-        w13 = prepared.readable(o.w13)
-        w2 = prepared.readable(o.w2)
+        x_q, h_read = prepared.readable(operands.x_q), prepared.readable(h_q)
+        w13, w2 = prepared.readable(operands.w13), prepared.readable(operands.w2)
 
         fp8 = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
         # Constants of all products, and of those that compute tiles.
         of_products: dict[str, Any] = {
-            "HIDDEN": hidden,
-            "INTER": inter,
-            "BLOCK": BLOCK,
-            "BLOCK_M": config.rows,
-            "SWAP": config.swap,
-            "PRODUCT": tl.float32 if prepared.interpreted else fp8,
-            "FNUZ_BITS": w2.dtype == torch.uint8,
-        }
+            "HIDDEN": hidden, "INTER": inter, "BLOCK": BLOCK, "BLOCK_M": config.rows, "SWAP": config.swap,
+            "PRODUCT": tl.float32 if prepared.interpreted else fp8, "FNUZ_BITS": w2.dtype == torch.uint8,
+        }  # fmt: skip
         of_tiles = {**of_products, "SORTED": config.sort, "CHIPLETS": config.chiplets}
         launches: list[Call] = []
-        # ids, slots, owners and used_tiles, as the kernels have them
-        alignment: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
+        # ids, slots, expert_of and used_tiles, as the kernels have them
+        alignment: tuple[torch.Tensor | None, ...] = (topk_ids, None, None, None)
         tiles, group = pairs, 1
         if config.sort:
-            align = Alignment(sizes, config.rows, o.topk_ids)
+            align = Alignment(sizes, config.rows, topk_ids)
             launches.append(align)
-            alignment = (o.topk_ids, *align.tensors)
+            alignment = (topk_ids, *align.tensors)
             tiles = tiles_for(config.rows, sizes)
             # The average tiles of an expert, which read the same weights and are therefore neighbours.
             group = max(1, min(MOST_GROUP, round(tiles_of(config, sizes) / max(1, sizes.routed.hit))))
         up = functools.partial(
             grouped_jit.up_kernel[(tiles * up_columns(config, sizes), splits)],
-            *(x_q, o.x_scale, w13, o.w13_scale, *alignment, gate_up, h_written, h_scale),
-            *(pairs, group, triton.cdiv(hidden // BLOCK, splits)),
-            **(of_tiles | requantising(sizes)),
-            **options(config.warps, config.stages, config.instruction),
-            PICKS=sizes.picks,
-            BLOCK_N=BLOCK if config.fuse else config.columns,
-            FUSE=config.fuse,
-        )
+            x_q, operands.x_scale, w13, operands.w13_scale, *alignment, gate_up, h_written, h_scale,
+            pairs, group, triton.cdiv(hidden // BLOCK, splits),
+            **(of_tiles | requantising(sizes)), **options(config.warps, config.stages, config.instruction),
+            PICKS=sizes.picks, BLOCK_N=BLOCK if config.fuse else config.columns, FUSE=config.fuse,
+        )  # fmt: skip
         launches.append(up)
         if not config.fuse:
             pairs_of_program = 8 if pairs * steps > MANY else 1
             silu = functools.partial(
                 grouped_jit.silu_kernel[(triton.cdiv(pairs, pairs_of_program), steps)],
-                *(gate_up, o.topk_ids, h_written, h_scale, pairs),
-                **requantising(sizes),
-                INTER=inter,
-                SPLITS=splits,
-                BLOCK_M=pairs_of_program,
+                gate_up, topk_ids, h_written, h_scale, pairs, **requantising(sizes),
+                INTER=inter, SPLITS=splits, BLOCK_M=pairs_of_program,
                 num_warps=4 if pairs_of_program > 1 else 1,
-            )
+            )  # fmt: skip
             launches.append(silu)
         if prepared.interpreted:
             launches.append(functools.partial(h_q.copy_, h_written))
         # The configuration's columns, or the largest smaller power of two that divides hidden.
         columns = next(n for n in (1024, 512, 256, 128, 64) if n <= config.down and hidden % n == 0)
-        factors = (h_read, h_scale, w2, o.w2_scale)
+        factors = (h_read, h_scale, w2, operands.w2_scale)
         if config.by_token:
             # On NVIDIA the load that finds the expert takes half of the stages.
             stages = config.stages if config.instruction else 2 * config.stages
             down = functools.partial(
                 grouped_jit.down_by_token_kernel[(hidden // columns, sizes.tokens)],
-                *(*factors, o.topk_ids, o.topk_weights, prepared.written),
-                **of_products,
-                **options(config.warps, stages, config.instruction),
-                PICKS=sizes.picks,
-                BLOCK_N=columns,
-            )
+                *factors, topk_ids, operands.topk_weights, prepared.written,
+                **of_products, **options(config.warps, stages, config.instruction),
+                PICKS=sizes.picks, BLOCK_N=columns,
+            )  # fmt: skip
             launches.append(down)
         else:
             stages = min(config.stages, steps + 1)
             down = functools.partial(
                 grouped_jit.down_kernel[(tiles * (hidden // columns),)],
-                *(*factors, *alignment, expert_out, pairs, group),
-                **of_tiles,
-                **options(config.warps, stages, config.instruction),
-                BLOCK_N=columns,
-            )
+                *factors, *alignment, expert_out, pairs, group,
+                **of_tiles, **options(config.warps, stages, config.instruction), BLOCK_N=columns,
+            )  # fmt: skip
             combined = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
-            launches += [down, combination(o, expert_out, None, prepared.written, combined)]
+            launches += [down, combination(operands, expert_out, None, prepared.written, combined)]
         prepared.launches = launches
         return prepared
 

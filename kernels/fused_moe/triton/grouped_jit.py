@@ -40,12 +40,12 @@ def _place(tiles, COLUMNS: tl.constexpr, group, CHIPLETS: tl.constexpr):
 
 
 @triton.jit
-def _rows(tile, ids, slots, owners, pairs, SORTED: tl.constexpr, BLOCK_M: tl.constexpr):
+def _rows(tile, ids, slots, expert_of, pairs, SORTED: tl.constexpr, BLOCK_M: tl.constexpr):
     """The expert of a tile (-1 on another rank), the pairs of its rows, and which rows exist."""
     row = tl.arange(0, BLOCK_M)
     if SORTED:
         pair = tl.load(slots + tile.to(tl.int64) * BLOCK_M + row)
-        return tl.load(owners + tile), pair, pair < pairs
+        return tl.load(expert_of + tile), pair, pair < pairs
     else:
         return tl.load(ids + tile), tile + row, row == 0
 
@@ -117,7 +117,7 @@ def up_kernel(
     w13_scale,  # fp32 [experts, 2 * INTER / 128, HIDDEN / 128]
     ids,  # int32 [pairs]
     slots,  # int32 [tiles * BLOCK_M], if SORTED
-    owners,  # int32 [tiles], if SORTED
+    expert_of,  # int32 [tiles], if SORTED
     used_tiles,  # int32 [1], if SORTED
     gate_up,  # [splits, pairs, 2 * INTER], if not FUSE: bf16, or fp32 for several splits
     h_q,  # FP8 [pairs, INTER], if FUSE; fp32 in the interpreter, whose conversion to FP8 truncates
@@ -150,7 +150,7 @@ def up_kernel(
     if tl.program_id(0) >= tiles * COLUMNS:
         return
     tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
-    expert, pair, row_ok = _rows(tile, ids, slots, owners, pairs, SORTED, BLOCK_M)
+    expert, pair, row_ok = _rows(tile, ids, slots, expert_of, pairs, SORTED, BLOCK_M)
     if expert < 0:
         return
     expert = expert.to(tl.int64)
@@ -201,7 +201,7 @@ def down_kernel(
     w2_scale,  # fp32 [experts, HIDDEN / 128, INTER / 128]
     ids,  # int32 [pairs]
     slots,  # int32 [tiles * BLOCK_M], if SORTED
-    owners,  # int32 [tiles], if SORTED
+    expert_of,  # int32 [tiles], if SORTED
     used_tiles,  # int32 [1], if SORTED
     expert_out,  # bf16 [pairs, HIDDEN]; fp32 in the interpreter
     pairs,
@@ -220,7 +220,7 @@ def down_kernel(
     if tl.program_id(0) >= tiles * COLUMNS:
         return
     tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
-    expert, pair, row_ok = _rows(tile, ids, slots, owners, pairs, SORTED, BLOCK_M)
+    expert, pair, row_ok = _rows(tile, ids, slots, expert_of, pairs, SORTED, BLOCK_M)
     if expert < 0:
         return
     expert, row = expert.to(tl.int64), pair.to(tl.int64)

@@ -13,7 +13,7 @@ import contextlib
 import math
 from typing import Any
 
-from kernels.attention import needed
+from kernels.attention import arguments_of
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import DESCALES, VARLEN, allocated_bytes, bound, varlen
@@ -230,7 +230,7 @@ def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
         "context_lens": torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
     }
     tiles = {"qhead_granularity": 1, "qlen_granularity": TILE_ROWS, "kvlen_granularity": TILE_KEYS}
-    bound(PLAN, o, gqa_ratio=1, **lengths, **tiles, block_size=1, **needed(PLAN, tensors))()
+    bound(PLAN, o, gqa_ratio=1, **lengths, **tiles, block_size=1, **arguments_of(PLAN, tensors))()
     # Every key is a page of its own, in order.
     pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
-    return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, tensors))
+    return bound(PERSISTENT, o, out, kv_page_indices=pages, **arguments_of(PERSISTENT, tensors))

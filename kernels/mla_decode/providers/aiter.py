@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from kernels import platform as platforms
-from kernels.attention import needed
+from kernels.attention import arguments_of
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
@@ -165,7 +165,7 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     by the length of the page list; in SGLang's graphs that is the length of the buffer that holds it."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     function = DECODE_FP8 if o.is_fp8 else DECODE
-    decode = function.bind(**needed(function, by_names(o, cache, query, out, REQUESTS["sglang"])))
+    decode = function.bind(**arguments_of(function, by_names(o, cache, query, out, REQUESTS["sglang"])))
     return cache.prepared(out, layouts.rounding_q(o, query, decode))
 
 
@@ -285,8 +285,8 @@ def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
 def by_names(
     o: MlaDecodeOperands, cache: layouts.FiniteCache, query: torch.Tensor, out: torch.Tensor, requests: int
 ) -> dict[str, Any]:
-    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, as `needed` takes them.
-    The page size is 1 token, as in engines. requests: those for which the engine makes the page list"""
+    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, for `arguments_of`. The
+    page size is 1 token, as in engines. requests: those for which the engine makes the page list"""
     query, out = query.view(-1, *query.shape[-2:]), out.view(-1, *out.shape[-2:])
     arguments = {
         "q": query,
@@ -319,12 +319,12 @@ def by_names(
 def scheduled(shapes: Function, plan: Function, decode: Function, arguments: dict[str, Any]) -> Call:
     """The call of `mla_decode_fwd` with a schedule, whose tensors are made and filled here."""
     schedule = {}
-    shapes_and_dtypes = shapes.bind(**needed(shapes, arguments))()
+    shapes_and_dtypes = shapes.bind(**arguments_of(shapes, arguments))()
     for names, (shape, dtype) in zip(SCHEDULE_TENSORS, shapes_and_dtypes, strict=True):
         schedule[names] = torch.empty(shape, dtype=dtype, device=arguments["q"].device)
     with_schedule = {**arguments, **schedule}
-    plan.bind(**needed(plan, with_schedule))()
-    return decode.bind(**needed(decode, with_schedule))
+    plan.bind(**arguments_of(plan, with_schedule))()
+    return decode.bind(**arguments_of(decode, with_schedule))
 
 
 # Triton and Gluon

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels import vendor
-from kernels.attention import needed
+from kernels.attention import arguments_of
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
@@ -156,7 +156,7 @@ def attend(
     qv, q = layouts.latent_and_rope(q)
     v, k = layouts.latent_and_rope(cache.kv[:, :, None])
     parts = {"q": q, "qv q_v": qv, "k k_cache": k, "v v_cache": v, "page_table block_table": table}
-    call = layouts.bound(function, o, **needed(function, parts), **further)
+    call = layouts.bound(function, o, **arguments_of(function, parts), **further)
     return cache.prepared(None, call, result)
 
 

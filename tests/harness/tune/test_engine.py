@@ -88,7 +88,7 @@ def test_what_the_engine_takes_near_m_enters_first(gemm, monkeypatch):
     tables = replace(gemm.tables, **asked, find_device=Function("an_engine.device"))
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
     table = tables.engine_table(OP.sizes(case.sizes))
-    assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
+    assert (table.entry, table.origin) == (own[16], "the engine's table at M = 16")
     assert [*table.files] == [FILE] and [*table.files[FILE]] == [*LADDER]
     entries, _ = raced_configs(gemm, case, H200, 4, {case.key: table})
     first, *near = entries[:4]
@@ -228,7 +228,7 @@ def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
     assert list(table.files) == [f"{folder}.json", f"{folder}_down.json"]
     assert list(table.files[f"{folder}.json"]) == [*LADDER, 5000]
     main = table.files[f"{folder}.json"]
-    assert (table.now, main[64], main[5000]) == (NOW, FAST, NOW)
+    assert (table.entry, main[64], main[5000]) == (NOW, FAST, NOW)
     assert table.files[f"{folder}_down.json"][4096] == down[1]
     down = {}  # engines take a table that says nothing for none
     assert len(tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64})).files) == 1
@@ -269,7 +269,7 @@ def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
         )
         table = tables.engine_table(OP.sizes({"m": 1, "n": 3072, "k": 1536}))
         names += table.files
-        now.append(table.now)
+        now.append(table.entry)
     shape = "N=3072,K=1536,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8"
     assert names == [f"{shape},block_shape=[128, 128].json", f"{shape},block_shape=[128,128].json"]
     assert now == [values(EngineConfig(64, 128, 128, 32, 4, stages)) for stages in (3, 2)]

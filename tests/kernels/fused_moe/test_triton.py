@@ -82,25 +82,24 @@ def wrong_alignment(segments: int, rows: int) -> str:
     layouts.ONE_LAUNCH, layouts.CHUNK = 300 // segments, {"cpu": 64}
     ids = OP.operands(sizes, Seeds(), "cpu").topk_ids
     alignment = layouts.Alignment(sizes, rows, ids)
-    slots, owners = [], []
+    slots, experts = [], []
     for expert in range(sizes.local_experts):
         pairs = (ids.flatten() == expert).nonzero().flatten().tolist()
         tiles = -(-len(pairs) // rows)
-        owners += [expert] * tiles
+        experts += [expert] * tiles
         slots += pairs + [ids.numel()] * (tiles * rows - len(pairs))
     for tensor in alignment.tensors:
         tensor.fill_(-7)
     alignment()
     used_tiles = alignment.used_tiles.item()
     is_right = (
-        used_tiles == len(owners)
-        and alignment.owners[:used_tiles].tolist() == owners
+        used_tiles == len(experts)
+        and alignment.expert_of[:used_tiles].tolist() == experts
         and alignment.slots[: used_tiles * rows].tolist() == slots
         and len(alignment.launches) == (2 if segments > 1 else 1)
     )
-    return (
-        "" if is_right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used_tiles} tiles"
-    )
+    slots, experts = alignment.slots.tolist(), alignment.expert_of.tolist()
+    return "" if is_right else f"{slots} of {experts}, {used_tiles} tiles"
 
 
 def wrong_picks_of_equal_scores() -> str:

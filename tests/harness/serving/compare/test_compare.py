@@ -5,9 +5,10 @@ import json
 import pytest
 
 from harness.cli.serving.results import engines_of
+from harness.cli.serving.results_display import _answer
 from harness.errors import UsageError
 from harness.serving.clients.load import beside_each_other
-from harness.serving.compare.alike import Quantity, _answer, compare, default_metric, find, quantity_of
+from harness.serving.compare.alike import Quantity, compare, default_metric, find, quantity_of
 from harness.serving.compare.identity import SERVER, require_names, with_engine
 from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, of

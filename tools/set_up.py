@@ -392,8 +392,8 @@ def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> bool:
     """Carries out a step. Returns whether pip succeeded; raises SetUpError if set-up cannot do without it."""
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
-    held = () if step.exact else ("-c", venv / "constraints.txt")
-    output, reason = pip(venv / "bin" / "python", "install", *options, *held, *step.requirements)
+    constraints = () if step.exact else ("-c", venv / "constraints.txt")
+    output, reason = pip(venv / "bin" / "python", "install", *options, *constraints, *step.requirements)
     if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
         return True

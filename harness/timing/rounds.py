@@ -245,11 +245,11 @@ def _make_block(
         policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
     )
     is_short = block < policy.opening and policy.opening < policy.blocks
-    wanted = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
+    most_rounds = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
     names = list(samplers)
-    counting = 0  # how many of the block's rounds count for certain
+    counted = 0  # how many of the block's rounds count for certain
     round_s = 0.0
-    for index in range(TRIES * wanted):
+    for index in range(TRIES * most_rounds):
         if index > 0 and rounds.spent_s + round_s > end_s:
             rounds.stopped = "budget"
             break
@@ -266,8 +266,8 @@ def _make_block(
         names = _not_slow(made, policy) if had_sample else list(made.seconds)
         round_s = sum(made.took[name] for name in names)
         if made.use == "counts":
-            counting += 1
-        if counting == wanted:
+            counted += 1
+        if counted == most_rounds:
             break
     return round_s
 

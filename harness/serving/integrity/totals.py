@@ -282,10 +282,9 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
         expected = count / duration
         if apart(value, expected, duration) > MARGIN:
             asked = {"size": size, "into": into or 0, "out": out, "duration": duration}
-            values = {"kind": metric.tokens, "throughput": value, "expected": expected}
-            yield broken(
-                run, "throughput", "suspect", "asked", hint=hint(run, value / expected), **values, **asked
-            )
+            values: dict[str, object] = {"kind": metric.tokens, "throughput": value, "expected": expected}
+            values["hint"] = hint(run, value / expected)
+            yield broken(run, "throughput", "suspect", "asked", **values, **asked)
 
 
 # Values that no engine reaches, and impossible ones
@@ -373,6 +372,7 @@ def accepted(run: ServingRun) -> Iterator[Finding]:
 
 
 def _impossible(name: str, value: float, what: str) -> Finding:
+    """what: completes the message `NAME is VALUE, which cannot be`"""
     return found("plausible", "wrong", "impossible", name=name, value=value, what=what)
 
 

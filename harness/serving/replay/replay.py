@@ -222,9 +222,9 @@ def plans(
 
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
-    """The arms from texts `op=impl`: those of the base; and each swap, of one or more by commas, is an arm.
-    Raises UsageError if one names an unknown op, place or implementation, or is the base by another name, and
-    NothingRan if no swap can run here."""
+    """The base, as changed by texts `op=impl`, and an arm for each text of `swap`; a text may have several
+    `op=impl` between commas. Raises UsageError if one names an unknown op, place or implementation, or is the
+    base by another name, and NothingRan if no swap can run here."""
     places = step.op_places()
     chosen = {}
     for op in sorted({place.op for place in places}):
@@ -309,6 +309,7 @@ def fitted(
 def needed(step: ReplayStep, arms: Arms) -> float:
     """Bytes of operands, outputs and the layouts of each arm. Workspaces are small beside them."""
     total = 2.0 * step.linear("lm_head").n * step.model.hidden_size  # bf16
+    # Places that differ only in their layer have the same sizes.
     for place, count in Counter(replace(place, layer=0) for place in step.op_places()).items():
         op = kernels.OPS[place.op]
         sizes = op.sizes(step.sizes(place))

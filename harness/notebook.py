@@ -127,17 +127,17 @@ def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
     definitions = {FUTURE: ""}  # name -> the text that defines it, in the order of the file
     _define(name, kernel, definitions)
     path = [str(Path(folder).absolute()) for folder in sys.path]
-    lines = [
-        f"# Written by harness.bench for {op}, {boundary}.",
-        definitions.pop(FUTURE),
-        "import pickle as _bench_pickle_, sys as _bench_sys_",  # names that no notebook has
-        "from kernels.op import declared as _bench_declared_",
-        f"_bench_sys_.path += [folder for folder in {path} if folder not in _bench_sys_.path]",
-        *definitions.values(),
-        f"{name} = _bench_declared_({name}, {op!r}, {boundary!r})",
-        f"{name}.__module__, {name}.op = __name__, {op!r}\n",
-    ]
-    text = "\n".join(lines)
+    future, texts = definitions.pop(FUTURE), "\n".join(definitions.values())
+    # Names with `_bench_` are in no notebook.
+    text = f"""# Written by harness.bench for {op}, {boundary}.
+{future}
+import pickle as _bench_pickle_, sys as _bench_sys_
+from kernels.op import declared as _bench_declared_
+_bench_sys_.path += [folder for folder in {path} if folder not in _bench_sys_.path]
+{texts}
+{name} = _bench_declared_({name}, {op!r}, {boundary!r})
+{name}.__module__, {name}.op = __name__, {op!r}
+"""
     file = cache() / "bench" / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
     with explained(f"cannot write {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
     elif own_name and module != "__main__" and getattr(sys.modules.get(module), own_name, None) is value:
         text = f"from {module} import {own_name} as {name}"
     elif own_name and (module == "__main__" or isinstance(made, FunctionType)):
-        text = _source(name, value, definitions)
+        text = _source_with_names(name, value, definitions)
     else:
         text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
     del definitions[name]
@@ -176,12 +176,13 @@ def _undecorated(value: Any) -> Any:
     return value if inner is None else _undecorated(inner)
 
 
-def _source(name: str, value: Any, definitions: dict[str, str]) -> str:
-    """The source of a function or class. Adds the definitions of the names that it uses. Raises
+def _source_with_names(name: str, value: Any, definitions: dict[str, str]) -> str:
+    """Returns the source of a function or class, and adds the definitions of the names that it uses. Raises
     UsageError."""
     made = _undecorated(value)
-    known = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
-    future = annotations.compiler_flag if known.get("annotations") is annotations else 0
+    variables = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
+    # Whether the notebook says `from __future__ import annotations`, under which its source was compiled.
+    future = annotations.compiler_flag if variables.get("annotations") is annotations else 0
     defined_as = made.__code__.co_name if isinstance(made, FunctionType) else made.__name__
     try:
         text = textwrap.dedent(inspect.getsource(made))
@@ -195,10 +196,11 @@ def _source(name: str, value: Any, definitions: dict[str, str]) -> str:
     if future:
         definitions[FUTURE] = "from __future__ import annotations"
     if isinstance(made, FunctionType):
-        known = {**known, **inspect.getclosurevars(made).nonlocals}
+        variables = {**variables, **inspect.getclosurevars(made).nonlocals}
+    of_module = ("__name__", "__annotations__")  # each module has its own
     for used_name in _loaded_names(code):
-        if used_name in known and used_name not in ("__name__", "__annotations__"):  # each module has its own
-            _define(used_name, known[used_name], definitions)
+        if used_name in variables and used_name not in of_module:
+            _define(used_name, variables[used_name], definitions)
     return text
 
 

@@ -22,7 +22,7 @@ from harness.cli import cli
 from harness.compile.compiler import compile_launch
 from harness.compile.launches import recorded_launches
 from harness.report.case_table import case_table
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.results.journal import Journal
 from kernels.triton_runtime import interpreter_fits
 from shapes.case import parse
@@ -225,9 +225,9 @@ def test_readme_names_every_command_and_leads_to_every_document():
 def test_tables_are_of_committed_runs():
     of_case = Journal(ROOT / "results/h200/mla_decode-b64")
     (records,) = of_case.finished().values()
-    assert plain(case_table(records, of_case.run())) + "\n" in blocks(ROOT / "README.md")
+    assert plain_text(case_table(records, of_case.run())) + "\n" in blocks(ROOT / "README.md")
     of_settings = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
-    table = plain(case_table(next(iter(of_settings.finished().values())), of_settings.run()))
+    table = plain_text(case_table(next(iter(of_settings.finished().values())), of_settings.run()))
     shown = next(block for block in blocks(ROOT / "docs" / "comparing.md") if "what ran" in block)
     assert shown.rstrip() in table
 

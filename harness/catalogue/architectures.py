@@ -91,8 +91,7 @@ def architectures() -> dict[str, Architecture]:
 
 def select_architectures(targets: str | None) -> list[Architecture]:
     """The architectures of targets that are separated by commas, each as `named_architecture` takes it; None
-    means all. Raises UsageError for a word that names none, and for an architecture whose limits are
-    unknown."""
+    means all. Raises UsageError for a word that names none, and where limits are unknown."""
     known = architectures()
     names = [named_architecture(word.strip()) for word in targets.split(",")] if targets else list(known)
     for name in names:
@@ -111,11 +110,11 @@ ARCHS = (
 def named_sheet(word: str) -> JsonObject | None:
     """The data sheet of the GPU that a user names in any capitals: `MI300X`, or `gfx942`, which stands for
     the largest GPU of that architecture. None for another word."""
-    architecture, sheets = architectures().get(word.lower()), known_devices()
+    architecture = architectures().get(word.lower())
     name = known_type(architecture.device if architecture else word)
-    of_arch = [sheet for sheet in sheets if sheet["arch"] == word.lower()]
-    matches = [sheet for sheet in sheets if sheet["name"] == name] or of_arch
-    return matches[0] if matches else None
+    of_name = [sheet for sheet in known_devices() if sheet["name"] == name]
+    of_arch = [sheet for sheet in known_devices() if sheet["arch"] == word.lower()]
+    return next(iter(of_name or of_arch), None)
 
 
 def named_architecture(word: str) -> str:

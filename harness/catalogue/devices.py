@@ -14,19 +14,15 @@ from kernels.op import DTYPES, Work
 from kernels.platform import Platform
 
 CARD = re.compile(r"\b(?:pcie|nvl)\b")
-"""Words in a name, in small letters, for cards with other power, memory or links than the chip's usual
-card."""
+"""Words in a name, in small letters, for cards with other power, memory or links than the usual card."""
 PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
 """The end of the name of a part of a GPU: a MIG slice (NVIDIA), a compute and memory partition (AMD)."""
 
 MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory that it usually has (NVIDIA's MIG
-User Guide)."""
-
+"""Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory it usually has (MIG User Guide)."""
 MIG_SMS = {3: 1 / 2}
 """Sevenths of the SMs in a slice's name -> the share of the SMs that it has at most, where that is more: `3g`
 has 60 of an H100's 132."""
-
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # mode of an AMD GPU -> the number of parts
 
 
@@ -72,11 +68,8 @@ class Ceilings:
         """The higher of the two for each rate, with the time of measuring of this one."""
         if other is None:
             return self
-        rates = {
-            dtype: max(self.rates.get(dtype, 0.0), other.rates.get(dtype, 0.0))
-            for dtype in DTYPES
-            if dtype in self.rates or dtype in other.rates
-        }
+        known = [dtype for dtype in DTYPES if dtype in {**self.rates, **other.rates}]
+        rates = {dtype: max(self.rates.get(dtype, 0.0), other.rates.get(dtype, 0.0)) for dtype in known}
         return Ceilings(
             rates=rates, read=max(self.read, other.read), copy=max(self.copy, other.copy),
             measured=self.measured, reach=max(self.reach, other.reach),
@@ -91,8 +84,7 @@ def known_devices() -> list[JsonObject]:
 
 
 def part_of(name: str) -> str:
-    """The end of a device's name that says which part of a GPU it is (`MIG 1g.10gb`, `CPX/NPS4`); empty for a
-    whole GPU."""
+    """The end of a device's name that names a part (`MIG 1g.10gb`, `CPX/NPS4`); empty for a whole GPU."""
     match = PART.search(name)
     return match[1] if match else ""
 
@@ -124,11 +116,8 @@ def _sheets_of_whole(platform: Platform) -> list[JsonObject]:
 def datasheets(platform: Platform) -> list[JsonObject]:
     """The data sheets that this device may have. For a part of a GPU they give the most that it can have of
     the whole GPU's rates, with the shares in `source`; a part of unknown size has no data sheet."""
-    part = part_of(platform.name)
-    if not part:
-        return _sheets_of_whole(platform)
-    of_part = [_sheet_of_part(sheet, part) for sheet in _sheets_of_whole(platform)]
-    return [sheet for sheet in of_part if sheet]
+    part, sheets = part_of(platform.name), _sheets_of_whole(platform)
+    return list(filter(None, (_sheet_of_part(sheet, part) for sheet in sheets))) if part else sheets
 
 
 def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
@@ -151,18 +140,16 @@ def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
         return None
     shares = f"{compute_share:.1%} of its {units} and {memory_share:.1%} of its memory's bandwidth"
     return whole | {
-        "name": f"{whole['name']} {part}",
+        "name": f"{whole['name']} {part}", "tbps": round(memory_share * whole["tbps"], 3),
         "tflops": {dtype: round(compute_share * rate, 1) for dtype, rate in whole["tflops"].items()},
-        "tbps": round(memory_share * whole["tbps"], 3),
         "source": f"{part} has at most {shares}; {whole['source']}",
-    }
+    }  # fmt: skip
 
 
 def peaks(platform: Platform) -> Ceilings | None:
-    """The highest peaks of the data sheets that the device may have, with the highest rate of any dtype,
-    which is
-    that of FP8, for all dtypes: a right measurement never exceeds them. None without a data sheet: CPUs have
-    none, as software cannot find the number of memory channels or the highest clock."""
+    """The highest peaks of the data sheets that the device may have, with the highest rate of any dtype (FP8)
+    for all dtypes: a right measurement never exceeds them. None without a data sheet: CPUs have none, as
+    software cannot find the number of memory channels or the highest clock."""
     sheets = datasheets(platform)
     if not sheets:
         return None

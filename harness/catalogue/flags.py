@@ -18,16 +18,13 @@ from kernels.platform import Platform
 from kernels.vendor import either
 
 READ = {
-    "process": "as a process starts",
-    "load": "as a library or a device is initialised",
-    "import": "as its Python package is imported",
-    "first use": "at its first use, then kept",
-    "call": "at each call",
-    "compile": "at each compile of a kernel",
+    "process": "as a process starts", "load": "as a library or a device is initialised",
+    "import": "as its Python package is imported", "first use": "at its first use, then kept",
+    "call": "at each call", "compile": "at each compile of a kernel",
     "build": "as an extension is built, not where it was built already",
     "server": "by a serving engine, as it starts or builds its model",
     "never": "by nothing that was looked at",
-}
+}  # fmt: skip
 """When a flag is read -> the same in words."""
 
 UNSET = "unset"

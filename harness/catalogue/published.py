@@ -37,14 +37,13 @@ class PublishedFigure:
 def figures(folder: Path = PUBLISHED) -> list[PublishedFigure]:
     """All figures, in the order of their files. Raises UsageError for a file that cannot be read."""
     published = []
-    for path in sorted(folder.glob("*.json")):
-        if path.name != CLAIMS:
-            document = read(path)
-            about = {name: document[name] for name in ("source", "where", "method")}
-            try:
-                published += [PublishedFigure(**about, **entry) for entry in document["figures"]]
-            except TypeError as error:
-                raise UsageError(f"cannot read {path}: {error}") from None
+    for path in sorted(path for path in folder.glob("*.json") if path.name != CLAIMS):
+        document = read(path)
+        about = {name: document[name] for name in ("source", "where", "method")}
+        try:
+            published += [PublishedFigure(**about, **entry) for entry in document["figures"]]
+        except TypeError as error:
+            raise UsageError(f"cannot read {path}: {error}") from None
     return published
 
 

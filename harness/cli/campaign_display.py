@@ -24,7 +24,7 @@ from harness.report import case_table
 from harness.report.fitting_table import table_of
 from harness.report.notes import spread_lines
 from harness.report.rows import CaseResult
-from harness.report.terminal import COMMAND, plain
+from harness.report.terminal import COMMAND, plain_text
 from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
 from harness.run.device import device_type
@@ -63,7 +63,7 @@ class CampaignTables(TerminalDisplay):
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         result = CaseResult.of(records)
-        headline = plain(case_table.headline(result), columns=1000)  # on one line
+        headline = plain_text(case_table.headline(result), columns=1000)  # on one line
         failures = Counter(c.status for c in result.cells if c.status not in ("ok", "checked", "unsupported"))
         failed = "".join(f"; {count} {status}" for status, count in failures.items())
         self.print(f"{self._clock()}  {run.id}: {case.text}: {headline}{failed}")
@@ -90,7 +90,7 @@ class CampaignTables(TerminalDisplay):
             for job in outcome.jobs
         ]  # fmt: skip
         self.print("")
-        self.print(plain(table_of(rows)))
+        self.print(plain_text(table_of(rows)))
         spent = f"{minutes_text(outcome.wall_s)} of {minutes_text(self.budget_s)}"
         self.print(f"\n{spent}; recorded in {outcome.folder}")
         for line in spread_lines(spreads(outcome.calibrations)):
@@ -122,7 +122,7 @@ def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
         if job.cases
     ]
     last_end_s = max((job.ends_s or 0.0 for job in jobs), default=0.0)
-    return f"{plain(table_of(rows))}\nabout {minutes_text(last_end_s)} of {minutes_text(left_s)}\n"
+    return f"{plain_text(table_of(rows))}\nabout {minutes_text(last_end_s)} of {minutes_text(left_s)}\n"
 
 
 def minutes_text(seconds: float) -> str:

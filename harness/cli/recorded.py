@@ -83,7 +83,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     from harness.cli.run_display import RaceTables, RunDisplay, answers
     from harness.report.case_table import case_markdown
     from harness.report.rows import device
-    from harness.report.terminal import plain
+    from harness.report.terminal import plain_text
     from harness.results.journal import Journal
     from harness.results.read import run_folders
     from harness.run.plan import Request, case_of
@@ -108,7 +108,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
         when = run.created.replace("T", " ")[:16]  # to the minute
         title = f"{run.op} on {device(run)}, {when} ({folder})"
         if markdown:
-            lines = [line for text in conclusions for line in plain(text, columns=10_000).splitlines()]
+            lines = [line for text in conclusions for line in plain_text(text, columns=10_000).splitlines()]
             parts = [f"## {title}", "\n".join(f"- {line.strip()}" for line in lines)]
             parts += [case_markdown(records, run) for _, records in cases]
             click.echo("\n\n".join(part for part in parts if part) + "\n")

@@ -37,7 +37,7 @@ def shapes(
     as those of one DP rank. Printed is what was read, and what was left out and why."""
     from harness.errors import UsageError
     from harness.files import require_writable
-    from harness.report.notes import noted
+    from harness.report.notes import printed_notes
     from harness.report.terminal import show
     from harness.traffic.read import read_files
     from harness.traffic.steps import Traffic, cases_of, lines, record
@@ -65,4 +65,4 @@ def shapes(
     ]
     if traffic.steps:
         notes.append(("steps", str(traffic.count())))
-    show(noted([*notes, ("written", out)]), sys.stdout)
+    show(printed_notes([*notes, ("written", out)]), sys.stdout)

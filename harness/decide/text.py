@@ -22,7 +22,7 @@ from harness.decide.worth import Worth
 from harness.engine import as_given
 from harness.paths import command
 from harness.report.fitting_table import table_of
-from harness.report.notes import noted
+from harness.report.notes import printed_notes
 from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import counted, grouped, ratio_text
 from harness.serving.link.predictions import worth as sentence
@@ -99,7 +99,7 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
         shown = [decision.gain, *shown]
     if shown:
         parts += [table_of([_row(choice) for choice in shown]), ""]
-    parts.append(noted([*notes(decision, worth)]))
+    parts.append(printed_notes([*notes(decision, worth)]))
     if commands := [*to_measure(decision)]:
         parts += ["", "measure what is missing:", *(whole_line(COMMAND + line) for line in commands)]
     if decision.chosen:

@@ -1,16 +1,14 @@
 """A page of recorded results: the records that paths name, and a section for each op, for what changed
-between two runs, for serving, and for each machine. Also the page of `engine`: the shapes that an engine
-runs, by tokens."""
+between two runs, for serving, and for each machine. And the page of `engine`: its shapes by tokens."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import altair as alt
 
@@ -27,7 +25,7 @@ from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
-from harness.page.style import COLOURS, coloured
+from harness.page.style import COLOURS, colour_by
 from harness.report.case_table import headline
 from harness.report.compile_table import TEXT_COLUMNS, compile_lines
 from harness.report.conclusion import conclusion_lines
@@ -64,41 +62,33 @@ def engine_page(view: EngineView) -> Page:
 
 def engine_section(view: EngineView) -> PageSection:
     """The map of the shapes that an engine runs, and its notes."""
-    values = []
-    shares: dict[str, float] = {}  # by layer the sum of the shares of its shapes
-    for shape in by_share(view.shapes):
-        layer = f"{shape.call.place} {layer_text(shape)}"
-        state = "defect" if shape.defects else shape.state
-        values.append({**flat(shape), "layer": layer, "tokens": shape.tokens, "state": state})
-        shares[layer] = shares.get(layer, 0.0) + shape.share
-    layers = sorted(shares, key=lambda layer: -shares[layer])
+    values = [
+        {**flat(shape), "layer": f"{shape.call.place} {layer_text(shape)}", "tokens": shape.tokens,
+         "state": "defect" if shape.defects else shape.state}
+        for shape in by_share(view.shapes)
+    ]  # fmt: skip
+    of_layer = grouped(values, lambda value: str(value["layer"]))
+    layers = sorted(of_layer, key=lambda layer: -sum(value["share"] for value in of_layer[layer]))
     picture = (
         alt.Chart({"values": values})
         .mark_rect(stroke="#FFFFFF", strokeWidth=1)
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=coloured("state", COLOURS["states of shapes"]),
-            tooltip=[
-                "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
-                "entry_kernel:N", "fallback:N", "defects:N",
-            ],
+            color=colour_by("state", COLOURS["states of shapes"]),
+            tooltip=["layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
+                     "entry_kernel:N", "fallback:N", "defects:N"],
         )
         .properties(width=520, height=alt.Step(22))
     )  # fmt: skip
     chart = Chart(
-        anchor("shapes", view.release),
-        "Shapes by tokens",
+        anchor("shapes", view.release), "Shapes by tokens",
         "Each cell is a shape that the deployment calls; layers with the largest share of the time come "
         "first. Green: its table has an entry; orange: it has none, and a fallback runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
-        picture if values else None,
-        table(values, SHAPE_COLUMNS),
-        len(values),
-    )
-    labelled = []
-    for label, of_label in notes(view).items():
-        labelled += [(label, note.replace("\n  ", "; ")) for note in of_label]
+        picture if values else None, table(values, SHAPE_COLUMNS), len(values),
+    )  # fmt: skip
+    labelled = [(title, note.replace("\n  ", "; ")) for title, of in notes(view).items() for note in of]
     headline = "; ".join(engine_summary(view))
     return PageSection(anchor("engine", view.release), view.release, headline, [chart], labelled)
 
@@ -111,65 +101,57 @@ MOST_ROUNDS = 4000  # rounds that a chart draws one by one
 MOST_INPUTS = 8  # records whose charts stand together; a page of more has an index, and no charts of rounds
 
 
-@dataclass
-class Inputs:
-    """The paths of records."""
-
-    runs: list[Path]  # folders with run.json that are not parts of an earlier release's experiment
-    abs: list[Path]  # folders of A/B tests, with ab.json
-    ledgers: list[Path]  # files with the lines of a ledger
-    documents: list[Path]  # files that a command wrote with --json
+RecordKind = Literal["run", "A/B", "ledger", "document"]
+Records = Sequence[tuple[RecordKind, Path]]
+"""In the order of their kinds. The path of a run or an A/B test is its folder. A document is a file that a
+command wrote with --json."""
 
 
-def inputs(names: Iterable[str]) -> Inputs:
+def inputs(names: Iterable[str]) -> Records:
     """The records that paths name, each once. A folder, or its archive, stands for all records below it.
     Raises UsageError where a name is no record."""
-    runs: list[Path] = []
-    abs: list[Path] = []
-    ledgers: list[Path] = []
-    documents: list[Path] = []
+    records: list[tuple[RecordKind, Path]] = []
     for name in names:
         path = Path(name)
         if path.name in RECORDS:
             path = path.parent
         if path.is_dir() or (path.suffix == ".zip" and archive.is_folder(path)):
-            below = _records_below(path)
-            runs, abs = runs + below.runs, abs + below.abs
-            ledgers, documents = ledgers + below.ledgers, documents + below.documents
+            records += _records_below(path)
         elif path.is_file() and path.suffix == ".jsonl":
-            ledgers.append(path)
+            records.append(("ledger", path))
         elif archive.is_file(path) and path.suffix == ".json":
-            documents.append(path)
+            records.append(("document", path))
         elif path.is_file():
             raise UsageError(f"{path} is nothing that report shows; it shows {SHOWN}")
         else:
-            runs += run_folders(name)
-    return Inputs(*(list(dict.fromkeys(paths)) for paths in (runs, abs, ledgers, documents)))
+            records += [("run", folder) for folder in run_folders(name)]
+    return sorted(dict.fromkeys(records), key=lambda record: get_args(RecordKind).index(record[0]))
 
 
-def _records_below(folder: Path) -> Inputs:
-    """Runs, A/B tests and ledgers at any depth; where there are none, the JSON files in the folder itself.
-    Raises UsageError where there is nothing."""
+def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
+    """Yields runs, A/B tests and ledgers at any depth; where there are none, the JSON files in the folder
+    itself. Raises UsageError where there is nothing."""
     experiments = {file.parent for file in archive.below(folder, EXPERIMENT)}
-    run_files = [f for f in archive.below(folder, "run.json") if not experiments & set(f.parents)]
-    abs = [file.parent for file in archive.below(folder, AB)]
-    ledgers = archive.below(folder, LEDGER)
-    if run_files or abs or ledgers:
-        return Inputs([file.parent for file in run_files], abs, ledgers, [])
-    documents = sorted(folder.glob("*.json"))
-    return Inputs([] if documents else run_folders(folder), [], [], documents)
+    runs = [f.parent for f in archive.below(folder, "run.json") if not experiments & set(f.parents)]
+    abs, ledgers = archive.below(folder, AB), archive.below(folder, LEDGER)
+    documents = [] if runs or abs or ledgers else sorted(folder.glob("*.json"))
+    if not (runs or abs or ledgers or documents):
+        runs = run_folders(folder)
+    yield from (("run", path) for path in runs)
+    yield from (("A/B", file.parent) for file in abs)
+    yield from (("ledger", path) for path in ledgers)
+    yield from (("document", path) for path in documents)
 
 
-def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
-    """The page of all inputs. With up to MOST_INPUTS records, runs of one op share a section. A page of more
+def assemble(records: Records, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
+    """The page of records. With up to MOST_INPUTS records, runs of one op share a section. A page of more
     begins with a table of the records, and has a folded section for each. Raises UsageError where a record
     cannot be read, or there is nothing to show.
 
     progress: is called with a text that says which of many runs is being read
     """
-    runs = {folder: Journal(folder).run() for folder in inputs.runs}
-    others = [*inputs.abs, *inputs.ledgers, *inputs.documents]
-    records = [*inputs.runs, *others]
+    runs = {path: Journal(path).run() for kind, path in records if kind == "run"}
+    others = [(kind, path) for kind, path in records if kind != "run"]
     many = len(records) > MOST_INPUTS
     labels = dict.fromkeys(runs, "") if many else _labels(runs)
     sections: list[PageSection] = []
@@ -196,9 +178,13 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
             comparison = compare_runs(a, b)
             if comparison.rows and not comparison.incompatible:
                 sections.append(moved_section(a, b, comparison))
-    sections += [ab_section(folder) for folder in inputs.abs]
-    sections += [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
-    sections += [written_section(path) for path in inputs.documents]
+    for kind, path in others:
+        if kind == "A/B":
+            sections.append(ab_section(path))
+        elif kind == "ledger":
+            sections.append(ledger_section(list(known_rows([str(path)])), str(path)))
+        else:
+            sections.append(written_section(path))
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
 
@@ -206,24 +192,21 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
     if many:
         for section, machine in zip(sections, machines, strict=False):  # the sections of runs come first
             section.sections = [*section.sections, machine]
-        index = _folded_behind_index(records, runs, sections)
+        index = _folded_behind_index([path for _, path in records], runs, sections)
         subtitle = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
         return Page(title or f"{len(records)} records", subtitle, [index, *sections])
-    names = ", ".join([*ops, *(path.name for path in others)])
+    names = ", ".join([*ops, *(path.name for _, path in others)])
     origins = dict.fromkeys(", ".join(filter(None, _origin(run))) for run in runs.values())
     return Page(title or names or "Recorded results", "; ".join(origins), [*sections, *machines])
 
 
 def _folded_behind_index(
-    records: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]
+    paths: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]
 ) -> PageSection:
-    """The section with a table of the records, which has links to their sections. Folds these sections, and
-    gives those of runs titles that differ.
-
-    sections: one for each record
-    """
+    """The section with a table of the records, of which each has a path and a section. The table has links to
+    the sections; these are folded, and those of runs get titles that differ."""
     rows = []
-    for path, section in zip(records, sections, strict=True):
+    for path, section in zip(paths, sections, strict=True):
         section.folded, section.anchor = True, anchor(str(path))
         name, origin = section.title, Origin()
         if run := runs.get(path):
@@ -250,9 +233,8 @@ class Origin(NamedTuple):
 def _origin(run: Run) -> Origin:
     machine, git = run.provenance.get("machine", {}), run.provenance.get("git", {})
     cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
-    commit = f"commit {git['commit'][:7]}" if git.get("commit") else ""
-    if commit and git.get("dirty"):
-        commit += "+"
+    changed = "+" if git.get("dirty") else ""
+    commit = f"commit {git['commit'][:7]}{changed}" if git.get("commit") else ""
     return Origin(device(run), machine.get("arch", ""), cores, run.created[:10], commit)
 
 
@@ -261,14 +243,13 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
     one, the device, the id, or the folder."""
     labels = {}
     for folder, run in runs.items():
-        same_op = [other for other in runs.values() if other.op == run.op]
-        labels[folder] = str(folder)
-        if len(same_op) == 1:
+        others = [other for path, other in runs.items() if other.op == run.op and path != folder]
+        if not others:
             labels[folder] = ""
-        elif [device(other) for other in same_op].count(device(run)) == 1:
+        elif device(run) not in map(device, others):
             labels[folder] = device(run)
-        elif [other.id for other in same_op].count(run.id) == 1:
-            labels[folder] = run.id
+        else:
+            labels[folder] = str(folder) if run.id in [other.id for other in others] else run.id
     return labels
 
 
@@ -287,30 +268,23 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     heaviest.sort(key=lambda same: same[0].size_order)
     case_sections = [_case_section(same, with_rounds) for same in heaviest]
     notes = []
-    if len(by_key) > len(heaviest):
-        without_charts = len(by_key) - len(heaviest)
+    if without_charts := len(by_key) - len(heaviest):
         notes.append(("not shown", f"{without_charts} cases of less weight have no charts of their own"))
     if len(case_sections) > 1:
         notes += _folded_case_sections(case_sections, cases)
         confidence = cases[0].run.confidence
-        reliability = (
-            f"those of a case hold together with {100 * confidence:.0f} % confidence: expect one case with a "
-            f"false verdict in {1 / (1 - confidence):.0f}; these are {len(by_key)}"
-        )
-        notes.append(("verdicts", reliability))
+        together = f"those of a case hold together with {100 * confidence:.0f} % confidence"
+        false = f"expect one case with a false verdict in {1 / (1 - confidence):.0f}"
+        notes.append(("verdicts", f"{together}: {false}; these are {len(by_key)}"))
     headlines = " ".join(_op_headlines(runs, setting_runs))
-    return PageSection(anchor(op), op, headlines, _drawn(charts), notes, case_sections)
+    return PageSection(anchor(op), op, headlines, list(filter(None, charts)), notes, case_sections)
 
 
 def _op_headlines(
     runs: Sequence[Sequence[MeasuredCase]], setting_runs: Sequence[Sequence[MeasuredCase]]
 ) -> Iterator[str]:
-    """Yields what an op's runs say, each as sentences; runs of one case share a headline if it is the same
-    case.
-
-    runs, setting_runs: the cases of each run that compares implementations, and of each that compares
-    settings
-    """
+    """Yields sentences on the cases of each run that compares implementations (`runs`) or settings. Runs of
+    one case share a headline if it is the same case."""
     without_summary = [cases[0] for cases in runs if len(cases) == 1 and not summary(cases, cases[0].run)]
     for key, same in grouped(without_summary, lambda case: case.planned.key).items():
         yield f"{key}: {_headline(same)}."
@@ -335,10 +309,6 @@ def _folded_case_sections(
     return [("sizes", f"all have {shared}"), *in_all] if shared else in_all
 
 
-def _drawn(charts: Iterable[Chart | None]) -> list[Chart]:
-    return [chart for chart in charts if chart]
-
-
 def _labelled(case: MeasuredCase, text: str) -> str:
     return f"{case.label}: {text}" if case.label else text
 
@@ -353,8 +323,7 @@ def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSectio
     planned, contrast = same[0].planned, same[0].run.contrast
     charts: list[Chart | None] = []
     if contrast == "settings":
-        for case in same:
-            charts += setting_charts(case)
+        charts += [chart for case in same for chart in setting_charts(case)]
     else:
         charts.append(ranking(same))
     if with_rounds:
@@ -364,7 +333,8 @@ def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSectio
     for case in same:
         notes += [(case.named(label), text) for label, text in case_notes(case, case.run)]
     result = _headline(same) if contrast == "implementations" else ""
-    return PageSection(anchor("case", contrast, planned.key), planned.key, result, _drawn(charts), notes)
+    name = anchor("case", contrast, planned.key)
+    return PageSection(name, planned.key, result, list(filter(None, charts)), notes)
 
 
 def written_section(path: Path) -> PageSection:
@@ -392,11 +362,8 @@ def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{title} is not what `compile --json` writes: {one_line(error)}") from None
     names = list(lines[0]) if lines else []
-    chart = Chart(
-        anchor("compiled", title),
-        "Registers",
-        "The registers of a thread; what spills must not be shipped.",
-        table=Table(names, [TableRow(list(line.values())) for line in lines], set(names) - TEXT_COLUMNS),
-    )
+    numbers = Table(names, [TableRow(list(line.values())) for line in lines], set(names) - TEXT_COLUMNS)
+    reading = "The registers of a thread; what spills must not be shipped."
+    chart = Chart(anchor("compiled", title), "Registers", reading, table=numbers)
     headline = f"{len(rows)} configurations compiled, {bad} must not be shipped"
     return PageSection(anchor("compile", title), f"Compiled: {title}", headline, [chart])

@@ -37,8 +37,7 @@ class MeasuredCase(CaseResult):
 
     @property
     def size_order(self) -> tuple[list[int], ...]:
-        """The key that sorts the cases of an op by their sizes: the numbers in each of them. A range has
-        two."""
+        """The key that sorts the cases of an op by their sizes: the numbers in each; a range has two."""
         sizes = self.planned.sizes.values()
         return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
@@ -57,14 +56,14 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     planned = {case.key: case for case in run.cases}
     several = len(journal.devices()) > 1
     calibrations = journal.calibrations() if several else []
-    device_spreads = spreads(calibrations)
+    of_run: dict[str, Any] = {"folder": folder, "run": run, "label": label, "calibrations": calibrations,
+              "spreads": spreads(calibrations)}  # fmt: skip
     cases = []
     for key, records in journal.finished().items():
-        result = CaseResult.of(records)
-        if key in planned and result.cells:
-            done = result.done if several else result.done.nameless
-            cases.append(MeasuredCase(result.cells, result.verdicts, done, folder, run, label, planned[key],
-                                      calibrations, device_spreads))  # fmt: skip
+        case = CaseResult.of(records)
+        if key in planned and case.cells:
+            done = case.done if several else case.done.nameless
+            cases.append(MeasuredCase(case.cells, case.verdicts, done, planned=planned[key], **of_run))
     return cases
 
 
@@ -76,15 +75,13 @@ def interval_ends(value: float, low: float | None, high: float | None) -> tuple[
 
 
 def ratio_data(name: str, comparison: Verdict | Comparison | None) -> dict[str, Any]:
-    """The data of a ratio for a chart and its table; without a ratio the texts are empty and the numbers
-    None."""
-    data: dict[str, Any] = {"name": name, "ratio": None, "low": None, "high": None, "text": "", "verdict": ""}
-    if comparison:
-        data |= {"text": ratio_text(comparison), "verdict": comparison.verdict}
-        if comparison.ratio is not None:
-            low, high = interval_ends(comparison.ratio, comparison.low, comparison.high)
-            data |= {"ratio": comparison.ratio, "low": low, "high": high}
-    return data
+    """The data of a ratio for a chart and its table; without one texts are empty and numbers None."""
+    text, verdict = (ratio_text(comparison), comparison.verdict) if comparison else ("", "")
+    ratio = low = high = None
+    if comparison and comparison.ratio is not None:
+        ratio = comparison.ratio
+        low, high = interval_ends(ratio, comparison.low, comparison.high)
+    return {"name": name, "ratio": ratio, "low": low, "high": high, "text": text, "verdict": verdict}
 
 
 def four_digits(value: float | None) -> str:
@@ -93,19 +90,14 @@ def four_digits(value: float | None) -> str:
 
 def add_times_in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
     """Adds to rows that have `time_us`, `low_us` and `high_us` the same times as `time`, `time_low` and
-    `time_high`, in the unit of the smallest time. Returns the name of the unit, and the columns of the
-    three."""
+    `time_high`, in the unit of the smallest time. Returns the unit's name and the three columns."""
     common = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
+    keys = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
     for row in rows:
-        for key, key_us in (("time", "time_us"), ("time_low", "low_us"), ("time_high", "high_us")):
-            us = row[key_us]
-            row[key] = None if us is None else round(us / common.us, 6)
-    columns: Columns = {
-        f"time, {common.name}": ("time", four_digits),
-        "from": ("time_low", four_digits),
-        "to": ("time_high", four_digits),
-    }
-    return common.name, columns
+        for key, key_us in keys.items():
+            row[key] = None if row[key_us] is None else round(row[key_us] / common.us, 6)
+    titles = (f"time, {common.name}", "from", "to")
+    return common.name, {title: (key, four_digits) for title, key in zip(titles, keys, strict=True)}
 
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
@@ -132,8 +124,7 @@ def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
 
 
 def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence that names the rows whose largest `ratio` to the fastest is above FAR; empty if there are
-    none."""
+    """A sentence that names the rows whose largest `ratio` to the fastest is above FAR; empty if none is."""
     largest = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
     far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in largest.items() if ratio > FAR]
     return f"Not drawn, at more than {FAR:.0f}x the fastest: {', '.join(far)}." if far else ""
@@ -169,7 +160,7 @@ def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
     """The key of each case of an op -> a short name: the sizes that not all cases have, and the boundary."""
     shared = shared_sizes(cases)
     short = {}
-    for case in cases:
-        own_sizes = text_of({k: v for k, v in case.planned.sizes.items() if k not in shared})
-        short[case.planned.key] = " ".join(filter(None, [own_sizes, case.planned.boundary]))
+    for planned in (case.planned for case in cases):
+        own_sizes = text_of({name: size for name, size in planned.sizes.items() if name not in shared})
+        short[planned.key] = f"{own_sizes} {planned.boundary}".lstrip()
     return short

@@ -15,7 +15,7 @@ from harness.decide.text import answer, crossover_text, notes, snippet
 from harness.decide.worth import Worth
 from harness.page.case import four_digits
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
-from harness.page.style import OTHER_COLOUR, PROVIDERS, coded, forest, noise_band, provider, shade, tips
+from harness.page.style import fields, forest, noise_band, row_colours, scale_of, tooltips
 from harness.report.text import grouped, microseconds, ratio_text
 from harness.serving.link.kernel_times import AXES
 from shapes.case import text_of
@@ -33,17 +33,12 @@ def decision_page(decision: Decision, worth: Worth | None) -> Page:
 
 def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
     engine = decision.launches.engine
-    charts = [
-        *_choices(decision),
-        *(_map(op, cases) for op, cases in grouped(decision.cases, lambda best: best.case.op).items()),
-        *_savings(decision),
-        *_crossovers(decision),
-    ]
-    labelled = [*notes(decision, worth)]
-    if decision.chosen:
-        labelled += [("launch", line) for line in snippet(decision)]
-    title = f"{engine}: the decision"
-    return PageSection(anchor("decision", engine), title, answer(decision, worth), charts, labelled)
+    by_op = grouped(decision.cases, lambda best: best.case.op)
+    maps = [_map(op, cases) for op, cases in by_op.items()]
+    charts = [*_choices(decision), *maps, *_savings(decision), *_crossovers(decision)]
+    launch = [("launch", line) for line in snippet(decision)] if decision.chosen else []
+    return PageSection(anchor("decision", engine), f"{engine}: the decision", answer(decision, worth), charts,
+                       [*notes(decision, worth), *launch])  # fmt: skip
 
 
 def _choices(decision: Decision) -> Iterator[Chart]:
@@ -58,14 +53,12 @@ def _choices(decision: Decision) -> Iterator[Chart]:
     }  # fmt: skip
     noise = max((choice.noise for choice in compared if math.isfinite(choice.noise)), default=0.0)
     yield Chart(
-        "choices",
-        "What each choice does",
+        "choices", "What each choice does",
         "The speedup of an op over the cases in which a choice runs another row, each counted with its "
         "calls. Right of 1 is faster than the default. Intervals hold together with 95 %; grey is noise.",
         forest(rows, "speedup over the default", noise_band(noise),
-               tooltip=tips(name="choice", speedup="", share_text="saves of all", verdict="")),
-        table(rows, columns),
-        len(rows),
+               tooltip=tooltips(name="choice", speedup="", share_text="saves of all", verdict="")),
+        table(rows, columns), len(rows),
     )  # fmt: skip
 
 
@@ -89,47 +82,32 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     sizes = [best.case.sizes for best in cases]
     varying = [name for name in sizes[0] if len({str(of_case.get(name)) for of_case in sizes}) > 1]
     values = [_field_data(best, size, [name for name in varying if name != size]) for best in cases]
-    colours: dict[str, str] = {}
-    for name in dict.fromkeys(value["name"] for value in values):
-        same_provider = [other for other in colours if provider(other) == provider(name)]
-        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), len(same_provider))
-    across = sorted((value["x"] for value in values), key=lambda x: (len(x), x))  # texts of numbers, by size
-    base = alt.Chart({"values": values}).encode(
-        x=alt.X("x:O", sort=list(dict.fromkeys(across)), title=size, axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("y:N", sort=None, title=None),
-    )
-    tooltip = tips(case="", name="fastest", took="time", chosen="this launch runs", lead="faster by",
+    colours, _ = row_colours(dict.fromkeys(value["name"] for value in values))
+    across = sorted({value["x"] for value in values}, key=lambda x: (len(x), x))  # texts of numbers, by size
+    tooltip = tooltips(case="", name="fastest", took="time", chosen="this launch runs", lead="faster by",
                    settings="with", beyond="no flag for")  # fmt: skip
-    colour = alt.Color("name:N", scale=coded(colours), title=None, legend=alt.Legend(orient="top"))
+    colour = alt.Color("name:N", scale=scale_of(colours), title=None, legend=alt.Legend(orient="top"))
     opacity = alt.Opacity("clear:N", scale=alt.Scale(domain=[True, False], range=[0.6, 0.25]), legend=None)
-    rect = base.mark_rect(stroke="#8886").encode(color=colour, opacity=opacity, tooltip=tooltip)
-    label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
     columns: Columns = {
         "case": "case", "fastest": "name", "time": ("us", four_digits), "this launch runs": "chosen",
         "faster by": "lead", "with": "settings", "no flag for": "beyond",
     }  # fmt: skip
     shared = {name: value for name, value in sizes[0].items() if name not in (*varying, size)}
     return Chart(
-        anchor("map", op),
-        f"{op}: the fastest row that a flag can choose",
+        anchor("map", op), f"{op}: the fastest row that a flag can choose",
         "Each field is a case. A number says by how much that row is faster than what this launch runs; "
         f"pale fields have none that is clearly faster. All have {text_of(shared)}.",
-        alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24)),
-        table(values, columns),
-        len(values),
-    )
+        fields(values, across, size, {}, color=colour, opacity=opacity, tooltip=tooltip),
+        table(values, columns), len(values),
+    )  # fmt: skip
 
 
-def _field_data(best: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
-    """The field of a case.
-
-    size, others: the names of the sizes that stand at the x axis and at the y axis
-    """
+def _field_data(best: BestCase, x_size: str, y_sizes: Sequence[str]) -> dict[str, Any]:
     sizes = best.case.sizes
     lead = best.chosen.new_us / best.best.new_us
     beyond = f"{best.beyond.cell.impl}, {microseconds(best.beyond_us)}" if best.beyond else ""
     return {
-        "x": str(sizes[size]), "y": text_of({name: sizes[name] for name in others}) or best.case.op,
+        "x": str(sizes[x_size]), "y": text_of({name: sizes[name] for name in y_sizes}) or best.case.op,
         "case": best.case.key[1], "name": best.best.new.cell.impl, "us": best.best.new_us,
         "took": microseconds(best.best.new_us), "chosen": best.chosen.new.cell.impl,
         "lead": f"{lead:.2f}x" if best.clear else "", "clear": best.clear,
@@ -143,9 +121,8 @@ def _savings(decision: Decision) -> Iterator[Chart]:
     total_us = sum(best.case.calls * best.chosen.us for best in decision.cases)
     rows: list[dict[str, Any]] = []
     for best in decision.cases:
-        saved_us = best.chosen.us - best.chosen.new_us
-        left_us = best.chosen.new_us - best.best.new_us
-        for part, us in ((SAVED, saved_us), (LEFT, left_us)):
+        chosen_us = best.chosen.new_us
+        for part, us in ((SAVED, best.chosen.us - chosen_us), (LEFT, chosen_us - best.best.new_us)):
             percent = 100 * best.case.calls * us / total_us
             if abs(percent) >= 0.005:  # smaller ones would read 0.00 %
                 text = f"{percent:+.2f} %"
@@ -161,30 +138,25 @@ def _savings(decision: Decision) -> Iterator[Chart]:
         .encode(
             x=alt.X("share:Q", title="% of the time of all cases"),
             y=alt.Y("case:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color("part:N", scale=coded(PART_COLOURS), title=None, legend=alt.Legend(orient="top")),
-            tooltip=tips(case="", part="", text="of all"),
+            color=alt.Color(
+                "part:N", scale=scale_of(PART_COLOURS), title=None, legend=alt.Legend(orient="top")
+            ),
+            tooltip=tooltips(case="", part="", text="of all"),
         )
         .properties(width=420, height=alt.Step(22))
     )
     columns: Columns = {"case": "case", "part": "part", "% of all": ("share", lambda share: f"{share:+.2f}")}
     yield Chart(
-        "savings",
-        "Where it saves, and what leaving it costs",
+        "savings", "Where it saves, and what leaving it costs",
         "Blue: what this launch saves against the default in a case, times its calls. Orange: what the "
         "fastest row of the case would save more, by estimates; no single launch may have all of it.",
-        picture,
-        table(rows, columns),
-        len(shown),
-    )
+        picture, table(rows, columns), len(shown),
+    )  # fmt: skip
 
 
 def _crossovers(decision: Decision) -> Iterator[Chart]:
     """Yields the table of crossovers, if there are any."""
     if decision.crossovers:
-        rows = [TableRow([crossover_text(crossover)]) for crossover in decision.crossovers]
-        yield Chart(
-            "crossovers",
-            "Where the fastest row changes",
-            "By the times at neighbouring sizes, with the logarithm of their ratio taken as linear.",
-            table=Table(["crossover"], rows),
-        )
+        numbers = Table(["crossover"], [TableRow([crossover_text(c)]) for c in decision.crossovers])
+        reading = "By the times at neighbouring sizes, with the logarithm of their ratio taken as linear."
+        yield Chart("crossovers", "Where the fastest row changes", reading, table=numbers)

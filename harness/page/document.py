@@ -79,12 +79,10 @@ class Page:
                 taken.add(part.anchor)
 
     def all_sections(self) -> Iterator[PageSection]:
-        for section in self.sections:
-            yield from section.with_inner()
+        return (inner for section in self.sections for inner in section.with_inner())
 
     def charts(self) -> Iterator[Chart]:
-        for section in self.all_sections():
-            yield from section.charts
+        return (chart for section in self.all_sections() for chart in section.charts)
 
 
 Number = tuple[str, "str | Callable[[Any], str]"]
@@ -103,10 +101,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
         return TableValue(row[text] if isinstance(text, str) else text(row[key]), row[key])
 
     numeric = {heading for heading, column in columns.items() if not isinstance(column, str)}
-    table_rows = []
-    for row in rows:
-        cells = [cell(row, column) for column in columns.values()]
-        table_rows.append(TableRow(cells, row.get("anchor", "")))
+    table_rows = [TableRow([cell(row, c) for c in columns.values()], row.get("anchor", "")) for row in rows]
     return Table(tuple(columns), table_rows, numeric)
 
 

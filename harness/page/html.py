@@ -30,14 +30,9 @@ def write_page(page: Page, target: str, source: str) -> None:
 
 
 def html(page: Page, created: str) -> str:
-    """The page as a file of HTML.
-
-    created: the last line of the page
-    """
-    loader = FileSystemLoader(TEMPLATES)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    """The page as a file of HTML, of which `created` is the last line."""
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
+                              undefined=StrictUndefined, lstrip_blocks=True)  # fmt: skip
     # `tojson` escapes what could end a <script>.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     css, js = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
@@ -64,9 +59,7 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
     patterns: of names, as in the shell; empty: all charts
     """
     charts = [chart for chart in page.charts() if chart.picture]
-    asked = charts
-    if patterns:
-        asked = [c for c in charts if any(fnmatchcase(c.anchor, pattern) for pattern in patterns)]
+    asked = [c for c in charts if any(fnmatchcase(c.anchor, pattern) for pattern in patterns or ["*"])]
     if not asked:
         known = ", ".join(chart.anchor for chart in charts) or "none"
         raise UsageError(f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known}")

@@ -12,7 +12,7 @@ import altair as alt
 
 from harness.page.case import MeasuredCase, add_times_in_unit, four_digits, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.style import forest, noise_band, tips
+from harness.page.style import forest, noise_band, tooltips
 from harness.report.notes import disturbance, spread_lines
 from harness.report.rows import device
 from harness.report.text import ratio_text, significant
@@ -21,7 +21,6 @@ from harness.results.schema import Run
 from harness.statistics.paired import verdict
 
 STATISTICS = ("min", "median", "max")  # those that records have of a monitor's readings
-IN_ORDER = "Left to right is the order of measuring; records have no times of day."
 READING_COLOUR = "#0072B2"
 IN_BYTES = ("device_memory", "last_level_cache")  # facts of the machine that are sizes
 WIDTH = 500  # pixels of a plot
@@ -29,7 +28,7 @@ WIDTH = 500  # pixels of a plot
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
     not_quiet = disturbance(case.done for case in cases).removeprefix("not quiet: ")
-    charts = [_conditions(cases, run), _devices(cases, run), _facts(run)]
+    charts = filter(None, [_conditions(cases, run), _devices(cases, run), _facts(run)])
     notes = [("again", "python -m harness " + shlex.join(run.command))]
     if not_quiet:
         notes.append(("not quiet", not_quiet))
@@ -38,37 +37,34 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         notes += [("devices", line) for line in spread_lines(cases[0].spreads)]
     return PageSection(
         anchor("machine", run.id), f"Machine and origin: {label}" if label else "Machine and origin",
-        device(run), [chart for chart in charts if chart], notes, folded=True,
+        device(run), list(charts), notes, folded=True,
     )  # fmt: skip
 
 
 def _facts(run: Run) -> Chart:
     """A table of what was asked for, the machine, versions, flags, and the measured limits."""
-    rows: list[dict[str, Any]] = []
-
-    def add(group: str, name: str, value: object) -> None:
-        rows.append({"of": group, "what": name, "value": value})
-
-    for name in ("id", "created", "suite", "cache", "confidence", "seed"):
-        add("run", name, getattr(run, name))
+    names = ("id", "created", "suite", "cache", "confidence", "seed")
+    facts: list[tuple[str, str, object]] = [("run", name, getattr(run, name)) for name in names]
     for setting, variables in run.settings.items():
         words = [f"{name} not set" if v is None else f"{name}={v}" for name, v in variables.items()]
-        add("setting", setting, " ".join(words) or "nothing set")
-    for group, facts in run.provenance.items():
-        if isinstance(facts, dict):
-            for name, value in facts.items():
-                add(group, name, _bytes_text(value) if name in IN_BYTES else value)
-    for dtype, rate in run.ceilings.get("rates", {}).items():
-        add("limits", f"{dtype}, TFLOPS", significant(rate / 1e12))
-    for name in ("read", "copy"):
-        if run.ceilings.get(name):
-            add("limits", f"{name}, GB/s", significant(run.ceilings[name] / 1e9))
-    return Chart(
-        anchor("facts", run.id),
-        "What it was measured on",
-        "What was asked for, the machine, versions, flags, and the limits that it was measured to reach.",
-        table=table(rows, {"of": "of", "what": "what", "value": "value"}),
+        facts.append(("setting", setting, " ".join(words) or "nothing set"))
+    for group, of_group in run.provenance.items():
+        if isinstance(of_group, dict):
+            facts += [
+                (group, name, _bytes_text(v) if name in IN_BYTES else v) for name, v in of_group.items()
+            ]
+    rates = run.ceilings.get("rates", {})
+    facts += [("limits", f"{dtype}, TFLOPS", significant(rate / 1e12)) for dtype, rate in rates.items()]
+    bandwidths = {name: run.ceilings.get(name) for name in ("read", "copy")}
+    facts += [
+        ("limits", f"{name}, GB/s", significant(rate / 1e9)) for name, rate in bandwidths.items() if rate
+    ]
+    rows = [{"of": group, "what": name, "value": value} for group, name, value in facts]
+    reading = (
+        "What was asked for, the machine, versions, flags, and the limits that it was measured to reach."
     )
+    numbers = table(rows, {"of": "of", "what": "what", "value": "value"})
+    return Chart(anchor("facts", run.id), "What it was measured on", reading, table=numbers)
 
 
 def _bytes_text(count: int) -> str:
@@ -93,27 +89,22 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         return None
     order = alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
     base = alt.Chart().encode(x=order)
-    low = alt.Y("min:Q", title=None, scale=alt.Scale(zero=False))
-    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READING_COLOUR, aria=False)
-    bars = bars.encode(y=low, y2="max:Q")
+    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READING_COLOUR, aria=False).encode(
+        y=alt.Y("min:Q", title=None, scale=alt.Scale(zero=False)), y2="max:Q"
+    )
     dots = base.mark_point(filled=True, size=50, opacity=1, color=READING_COLOUR)
     tooltip = ["what:N", "case:N", *(f"{name}:Q" for name in STATISTICS)]
-    picture = (
-        alt.layer(bars, dots.encode(y="median:Q", tooltip=tooltip))
-        .properties(width=WIDTH, height=70)
-        .facet(data={"values": values}, row=alt.Row("what:N", sort=None, title=None), spacing=6)
-        .resolve_scale(y="independent")
-    )
+    layers = alt.layer(bars, dots.encode(y="median:Q", tooltip=tooltip)).properties(width=WIDTH, height=70)
+    row = alt.Row("what:N", sort=None, title=None)
+    picture = layers.facet(data={"values": values}, row=row, spacing=6).resolve_scale(y="independent")
     columns: Columns = {"case": "case", "what": "what", **{name: (name, four_digits) for name in STATISTICS}}
     return Chart(
-        anchor("conditions", run.id),
-        "Clocks, heat, load",
+        anchor("conditions", run.id), "Clocks, heat, load",
         "What the monitors read during the rounds of each case: the dot is the median, the bar goes from the "
-        f"smallest to the largest. What they could not read is missing. {IN_ORDER} No axis begins at zero.",
-        picture,
-        table(values, columns),
-        len(values),
-    )
+        "smallest to the largest. What they could not read is missing. Left to right is the order of "
+        "measuring; records have no times of day. No axis begins at zero.",
+        picture, table(values, columns), len(values),
+    )  # fmt: skip
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
@@ -132,7 +123,7 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         name, low, high = f"{to_median.device} at {to_median.case}", 1 / times.high, 1 / times.low
         speeds.append({"name": name, "ratio": 1 / times.ratio, "low": low, "high": high,
                        "verdict": verdict(low, high, noise=LAG), "text": text})  # fmt: skip
-    tooltip = tips(name="device", text="time of the median", verdict="")
+    tooltip = tooltips(name="device", text="time of the median", verdict="")
     picture = forest(speeds, "speed over the median device's", noise_band(LAG), tooltip=tooltip)
     measured = Counter(case.done.device for case in cases)
     rows = []
@@ -145,13 +136,10 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         "when": "when", **time_columns, "of the median": ("ratio", "text"),
     }  # fmt: skip
     return Chart(
-        anchor("devices", run.id),
-        "Devices",
+        anchor("devices", run.id), "Devices",
         "Right of 1: faster than the median device of its type, by both passes together. The grey band "
         f"is {LAG:.0%} to either side: a device whose interval reaches into it neither lags nor leads. "
         "The table has the times of each before all other cases (first) and after them (last), and how many "
         "cases it measured.",
-        picture if speeds else None,
-        table(rows, columns),
-        len(speeds),
-    )
+        picture if speeds else None, table(rows, columns), len(speeds),
+    )  # fmt: skip

@@ -44,12 +44,11 @@ SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
-    """The ranking of one case, in one run or in several. Rows that cannot run are in a note of the
-    section."""
-    shown = shown_rows(cases)
+    """The ranking of one case, in one run or in several. A note of the section has rows that cannot run."""
+    shown_names = shown_rows(cases)
     rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
     fastest_us = min((row.cell.time_us for _, row in rows if row.cell.time_us), default=math.nan)
-    values = [_row_data(case, row, shown, fastest_us) for case, row in rows]
+    values = [_row_data(case, row, shown_names, fastest_us) for case, row in rows]
     values.sort(key=lambda value: (value["time_us"] or math.inf, value["name"]))
     _, time_columns = add_times_in_unit(values)
     has_defaults = any(value["default"] for value in values)
@@ -67,11 +66,10 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     if not timed:
         return chart
     failed = [value for value in values if value["time_us"] is None]
-    limits = {}  # by label of the run the time at the measured limits, as a multiple of the fastest
-    for case in cases:
-        limit_us = case.limit_us
-        if limit_us and limit_us > fastest_us / FAR:  # a line further off would leave the rows little room
-            limits[case.label] = limit_us / fastest_us
+    # By label of the run the time at the measured limits, as a multiple of the fastest. A line further off
+    # would leave the rows little room.
+    limits = {case.label: (case.limit_us or 0.0) / fastest_us for case in cases}
+    limits = {label: limit for label, limit in limits.items() if limit > 1 / FAR}
     chart.reading = RANKING_READING
     if has_defaults:
         chart.reading += DEFAULT_READING
@@ -84,11 +82,8 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     return chart
 
 
-def _row_data(case: MeasuredCase, row: Row, shown: Container[str], fastest_us: float) -> dict[str, Any]:
-    """What the chart and the table of a ranking show of a row.
-
-    shown: the names of the rows that a chart shows first
-    """
+def _row_data(case: MeasuredCase, row: Row, shown_names: Container[str], fastest_us: float) -> dict[str, Any]:
+    """What the chart and the table of a ranking show of a row."""
     cell = row.cell
     engines = case.engines_of(cell)
     default_of = "both" if len(engines) == 2 else "".join(engines)
@@ -103,7 +98,7 @@ def _row_data(case: MeasuredCase, row: Row, shown: Container[str], fastest_us: f
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
         "against": verdict_text(row), "speedup": speedup, "verdict": row.word,
         "share": significant(cell.percent_of_ceiling), "text_of_all": f"{name}: {time_text}",
-        "anchor": case.row_anchor(cell), "shown": cell.name in shown and (ratio or 0.0) <= FAR,
+        "anchor": case.row_anchor(cell), "shown": cell.name in shown_names and (ratio or 0.0) <= FAR,
     }  # fmt: skip
 
 
@@ -113,10 +108,9 @@ def _ranking_picture(
     """timed, failed: data of rows with a time, the fastest first, and of those without
     limits: by label of the run the time at the limits of its machine, as a multiple of the fastest"""
     fastest_us, choice = timed[0]["time_us"], style.chosen_rows(timed)
-    marks = []
-    for value in timed:
-        low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
-        marks.append({**value, "low": low / fastest_us, "high": high / fastest_us})
+    ends = [interval_ends(value["time_us"], value["low_us"], value["high_us"]) for value in timed]
+    marks = [{**value, "low": low / fastest_us, "high": high / fastest_us}
+             for value, (low, high) in zip(timed, ends, strict=True)]  # fmt: skip
     order = [value["label"] for value in (*timed, *failed)]
     y = style.name_axis(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
@@ -125,15 +119,10 @@ def _ranking_picture(
     x = alt.X("ratio:Q", scale=scale, title=title)
     base = alt.Chart({"values": marks}).encode(y=y)
     base = base.transform_filter(style.CHOSEN) if choice else base
-    layers = style.interval_dots(
-        base.encode(color=colour),
-        x=x,
-        tooltip=style.tips(
-            name="implementation", text="time", ends="interval", against="vs baseline", verdict="",
-            share="% of limit",
-        ),
-        description="text_of_all:N",
-    )  # fmt: skip
+    tooltip = style.tooltips(name="implementation", text="time", ends="interval", against="vs baseline",
+                         verdict="", share="% of limit")  # fmt: skip
+    dots = {"x": x, "tooltip": tooltip, "description": "text_of_all:N"}
+    layers = style.interval_dots(base.encode(color=colour), **dots)
     layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
         # Texts stand above each other, so that those of near lines do not overlap.
@@ -142,15 +131,15 @@ def _ranking_picture(
             for above, label in enumerate(sorted(limits, key=lambda label: limits[label]))
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
-        align, dx = alt.expr("datum.above ? 'right' : 'left'"), alt.expr("datum.above ? 4 : -4")
-        dy = alt.expr("-12 * datum.above")
-        text = line.mark_text(align=align, dx=dx, dy=dy, baseline="bottom", fontSize=10)
+        text = line.mark_text(
+            align=alt.expr("datum.above ? 'right' : 'left'"), dx=alt.expr("datum.above ? 4 : -4"),
+            dy=alt.expr("-12 * datum.above"), baseline="bottom", fontSize=10,
+        )  # fmt: skip
         layers.append(line.mark_rule(strokeDash=[5, 4], color="#888"))
         layers.append(text.encode(y=alt.value(-3), text="what:N"))
     if failed:
-        words = [
-            {"label": v["label"], "status": v["status"], "failed": v["status"] != "checked"} for v in failed
-        ]
+        words = [{"label": v["label"], "status": v["status"], "failed": v["status"] != "checked"}
+                 for v in failed]  # fmt: skip
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
         text = alt.Chart({"values": words}).mark_text(align="left", fontWeight="bold")
         layers.append(text.encode(y=y, x=alt.value(4), text="status:N", color=red))
@@ -246,11 +235,9 @@ def _rounds_picture(
             y=style.name_axis(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=style.provider_colour(point["provider"] for point in points),
-            shape=alt.Shape("kind:N", scale=style.coded(shapes), title=None, legend=legend),
-            tooltip=[
-                *style.tips(name="implementation"), "block:Q", "round:Q",
-                alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N",
-            ],
+            shape=alt.Shape("kind:N", scale=style.scale_of(shapes), title=None, legend=legend),
+            tooltip=[*style.tooltips(name="implementation"), "block:Q", "round:Q",
+                     alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N"],
         )
         .properties(width=WIDTH, height=step)
     )  # fmt: skip

@@ -10,7 +10,7 @@ import altair as alt
 
 from harness.page.case import MeasuredCase, add_times_in_unit, four_digits, ratio_data, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.style import coded, forest, grid, noise_band, tips
+from harness.page.style import forest, grid, noise_band, scale_of, tooltips
 from harness.report.rows import (
     SettingComparison,
     effect_word,
@@ -31,12 +31,10 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     comparisons = setting_comparisons(case, case.run)
     rows = [
         ratio_data(f"{comparison.name} · {row.cell.setting}", row.verdict)
-        | {
-            "ran": row.ran, "changed": row.change, "took": microseconds(row.cell.time_us),
-            "implementation": comparison.name, "setting": row.cell.setting, "status": row.cell.status,
-            "time_us": row.cell.time_us, "low_us": row.cell.low_us, "high_us": row.cell.high_us,
-            "anchor": case.row_anchor(row.cell),
-        }
+        | {"ran": row.ran, "changed": row.change, "took": microseconds(row.cell.time_us),
+           "implementation": comparison.name, "setting": row.cell.setting, "status": row.cell.status,
+           "time_us": row.cell.time_us, "low_us": row.cell.low_us, "high_us": row.cell.high_us,
+           "anchor": case.row_anchor(row.cell)}
         for comparison in comparisons
         for row in comparison.others
     ]  # fmt: skip
@@ -47,11 +45,11 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         points,
         f"speedup over {first}",
         alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
-        tooltip=tips(
+        tooltip=tooltips(
             name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
         ),
-        shape=alt.Shape("ran:N", scale=coded(RAN_SHAPES), legend=alt.Legend(
+        shape=alt.Shape("ran:N", scale=scale_of(RAN_SHAPES), legend=alt.Legend(
             title="what ran", titleOrient="left", orient="top")),
     )  # fmt: skip
     columns: Columns = {
@@ -60,14 +58,11 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         "what ran": "ran", "change": "changed",
     }  # fmt: skip
     chart = Chart(
-        anchor("arms", case.label, case.planned.key),
-        case.named("What the settings do"),
+        anchor("arms", case.label, case.planned.key), case.named("What the settings do"),
         f"Right of 1 is faster than {first}, the bar is the interval. "
         "A diamond: other kernels ran; a circle: the same did.",
-        picture if points else None,
-        table(rows, columns),
-        len(points),
-    )
+        picture if points else None, table(rows, columns), len(points),
+    )  # fmt: skip
     return [chart, *_effects(case, comparisons)]
 
 
@@ -75,11 +70,9 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     """A grid of the speedups of all settings in all cases of a run; None where the run has only one case."""
     keys = short_keys(cases)
     values: list[dict[str, Any]] = [
-        {
-            "case": keys[case.planned.key], "name": f"{comparison.name} · {row.cell.setting}",
-            "text": short_ratio(row.verdict), "whole": ratio_text(row.verdict),
-            "ratio": row.verdict.ratio, "verdict": row.verdict.verdict,
-        }
+        {"case": keys[case.planned.key], "name": f"{comparison.name} · {row.cell.setting}",
+         "text": short_ratio(row.verdict), "whole": ratio_text(row.verdict),
+         "ratio": row.verdict.ratio, "verdict": row.verdict.verdict}
         for case in cases
         for comparison in setting_comparisons(case, case.run)
         for row in comparison.others
@@ -91,31 +84,26 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
         "case": "case", "implementation · setting": "name", "speedup": ("ratio", "whole"),
         "verdict": "verdict",
     }  # fmt: skip
+    picture = grid(
+        values, alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
+        alt.Y("case:N", sort=None, title=None),
+        tooltips(name="implementation · setting", case="", whole="speedup", verdict=""),
+    )  # fmt: skip
     return Chart(
-        anchor("settings-over-cases", cases[0].run.id),
-        cases[0].named("What the settings do in each case"),
+        anchor("settings-over-cases", cases[0].run.id), cases[0].named("What the settings do in each case"),
         "Each field is a case and a setting: how many times as fast as "
         f"{first_setting_name(cases[0].run)} it is. Colours are verdicts.",
-        grid(
-            values,
-            alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
-            alt.Y("case:N", sort=None, title=None),
-            tips(name="implementation · setting", case="", whole="speedup", verdict=""),
-        ),
-        table(values, columns),
-        len(values),
-    )
+        picture, table(values, columns), len(values),
+    )  # fmt: skip
 
 
 def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
     """Yields the chart of the effects of the flags, if there are any."""
     values = [
-        {
-            "name": comparison.name, "what": f"{effect.kind}: {effect.what}",
-            "ratio": effect.comparison.ratio, "verdict": effect.comparison.verdict,
-            "word": effect_word(effect), "text": short_ratio(effect.comparison),
-            "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}",
-        }
+        {"name": comparison.name, "what": f"{effect.kind}: {effect.what}",
+         "ratio": effect.comparison.ratio, "verdict": effect.comparison.verdict,
+         "word": effect_word(effect), "text": short_ratio(effect.comparison),
+         "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}"}
         for comparison in comparisons
         for effect in flag_effects(comparison, case.run)
     ]  # fmt: skip
@@ -124,20 +112,18 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
         "verdict": "word",
     }  # fmt: skip
     if values:
+        picture = grid(
+            values, alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
+            alt.Y("what:N", sort=None, title=None),
+            tooltips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
+        )  # fmt: skip
         yield Chart(
             anchor("effects", case.label, case.planned.key),
             case.named("Effects of the flags, and of two together"),
             "A main effect is what a flag brings over all settings of the others; an interaction is the "
             "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
-            grid(
-                values,
-                alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
-                alt.Y("what:N", sort=None, title=None),
-                tips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
-            ),
-            table(values, columns),
-            len(values),
-        )
+            picture, table(values, columns), len(values),
+        )  # fmt: skip
 
 
 # Two runs
@@ -148,20 +134,14 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
     changed_words = {True: "yes", False: "no", None: ""}
     rows = [
         ratio_data(f"{row.name} at {row.case}", row.comparison)
-        | {
-            "drift": "drift of the machine" if row.drift else "", "case": row.case,
-            "implementation": row.name, "a_us": row.a_us, "b_us": row.b_us,
-            "judged": row.comparison.verdict if row.baseline else "absolute times",
-            "changed": changed_words[row.changed],
-        }
+        | {"drift": "drift of the machine" if row.drift else "", "case": row.case,
+           "implementation": row.name, "a_us": row.a_us, "b_us": row.b_us,
+           "judged": row.comparison.verdict if row.baseline else "absolute times",
+           "changed": changed_words[row.changed]}
         for row in comparison.rows
     ]  # fmt: skip
-    picture = forest(
-        rows,
-        "time in A over time in B",
-        noise_band(comparison.noise),
-        tooltip=tips(name="row", text="B vs A", verdict="", drift=""),
-    )
+    tooltip = tooltips(name="row", text="B vs A", verdict="", drift="")
+    picture = forest(rows, "time in A over time in B", noise_band(comparison.noise), tooltip=tooltip)
     columns: Columns = {
         "case": "case", "implementation": "implementation", "A, us": ("a_us", four_digits),
         "B, us": ("b_us", four_digits), "B vs A": ("ratio", "text"), "verdict": "judged",
@@ -169,24 +149,15 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
     }  # fmt: skip
     regressions = len(comparison.regressions)
     chart = Chart(
-        anchor("moved-rows", str(a.folder), str(b.folder)),
-        "What moved",
+        anchor("moved-rows", str(a.folder), str(b.folder)), "What moved",
         "Right of 1: faster in B. The grey band is the noise between the sessions: a ratio in it is no "
         "change.",
-        picture,
-        table(rows, columns),
-        len(rows),
-    )
-    return PageSection(
-        anchor("moved", str(a.folder), str(b.folder)),
-        f"{a.run.id} to {b.run.id}",
-        f"{regressions} regressed" if regressions else "nothing regressed",
-        [chart],
-        [
-            ("A", f"{a.folder} ({a.run.created}, commit {a.commit})"),
-            ("B", f"{b.folder} ({b.run.created}, commit {b.commit})"),
-            ("noise", f"{comparison.noise:.1%}, {comparison.noise_from}"),
-            *(("differs", note) for note in comparison.notes),
-            *(("in one run only", text) for text in comparison.missing),
-        ],
-    )
+        picture, table(rows, columns), len(rows),
+    )  # fmt: skip
+    notes = [(name, f"{r.folder} ({r.run.created}, commit {r.commit})") for name, r in (("A", a), ("B", b))]
+    notes.append(("noise", f"{comparison.noise:.1%}, {comparison.noise_from}"))
+    notes += [("differs", note) for note in comparison.notes]
+    notes += [("in one run only", text) for text in comparison.missing]
+    headline = f"{regressions} regressed" if regressions else "nothing regressed"
+    name = anchor("moved", str(a.folder), str(b.folder))
+    return PageSection(name, f"{a.run.id} to {b.run.id}", headline, [chart], notes)

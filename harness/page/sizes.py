@@ -31,8 +31,7 @@ from harness.report.rows import device
 from harness.report.text import grouped, microseconds, short_ratio, significant
 from shapes.case import text_of
 
-LOAD_SIZES = ("batch", "tokens", "m", "new", "ctx")
-"""The sizes that grow with the load of a server."""
+LOAD_SIZES = ("batch", "tokens", "m", "new", "ctx")  # the sizes that grow with the load of a server
 UNDECIDED = "indistinguishable"
 """Stands for the provider of a fastest row that is not known to be faster than the second."""
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross")
@@ -73,32 +72,25 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
     }  # fmt: skip
     op = cases[0].planned.op
     return Chart(
-        anchor("time-over", op, size, fixed),
-        f"Time over {size} at {fixed}",
+        anchor("time-over", op, size, fixed), f"Time over {size} at {fixed}",
         "The time of a call as a multiple of the fastest at that size; below the picture choose the time "
         "itself, or its share of the limit. Bands are intervals, axes are logarithmic. Point at a row to "
         "see it alone." + not_shown(points) + _devices(cases),
-        _lines(size, points, unit_name),
-        table(points, columns),
-        len(points),
+        _lines(size, points, unit_name), table(points, columns), len(points),
         f"Multiples of the fastest at each size. {op} {fixed}, {device(cases[0].run)}. {slow_rows(points)}",
-    )
+    )  # fmt: skip
 
 
-def _points(size: str, case: MeasuredCase, shown: Container[str]) -> Iterator[dict[str, Any]]:
-    """Yields the data of each row with a time.
-
-    shown: the names of the rows that a chart shows first
-    """
-    fastest_us = case.timed[0].time_us if case.timed else None
+def _points(size: str, case: MeasuredCase, shown_names: Container[str]) -> Iterator[dict[str, Any]]:
+    """Yields the data of each row with a time."""
     for row in case.rows:
         cell = row.cell
-        if cell.time_us and fastest_us:
+        if cell.time_us and (fastest_us := case.timed[0].time_us):
             low_us, high_us = interval_ends(cell.time_us, cell.low_us, cell.high_us)
             ratio = cell.time_us / fastest_us
             yield {
                 "x": case.planned.sizes[size], "name": cell.name, "provider": style.provider(cell.name),
-                "shown": cell.name in shown and ratio <= FAR,
+                "shown": cell.name in shown_names and ratio <= FAR,
                 "ratio": ratio, "ratio_low": low_us / fastest_us, "ratio_high": high_us / fastest_us,
                 "beside": f"{ratio:.3g}x", "time_us": cell.time_us, "low_us": low_us, "high_us": high_us,
                 "text": microseconds(cell.time_us), "speedup": row.verdict.ratio if row.verdict else None,
@@ -109,7 +101,7 @@ def _points(size: str, case: MeasuredCase, shown: Container[str]) -> Iterator[di
 
 def _devices(cases: Sequence[MeasuredCase]) -> str:
     """A sentence on how far the devices differ; empty where one device measured all cases."""
-    devices = {case.done.device for case in cases} - {""}
+    devices = {case.done.device for case in cases if case.done.device}
     if len(devices) < 2:
         return ""
     difference = "were not compared with each other"
@@ -121,14 +113,12 @@ def _devices(cases: Sequence[MeasuredCase]) -> str:
 
 def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.TopLevelMixin:
     """A line for each row over the size, with its interval as a band. While a reader points at a row, the
-    others are pale. A choice below the chart says what the y axis shows: the parameter `axis` is `ratio`,
+    others are pale. A choice below the chart says the y axis: the parameter `axis` is `ratio`,
     `time` or `share`."""
     colours, shapes = _colours_and_shapes(points)
     legend = alt.Legend(symbolOpacity=1, values=style.legend_values(points))
     sizes = sorted({point["x"] for point in points})
-    x_scale = alt.Scale(type="symlog", nice=False)
-    if sizes[0] > 0:
-        x_scale = alt.Scale(type="log", base=2, nice=False)
+    log, zero = alt.Scale(type="log", base=2, nice=False), alt.Scale(type="symlog", nice=False)
     pointed = alt.selection_point(name="pointed", fields=["name"], on="pointerover")
     axis_names = {"ratio": "multiple of the fastest", "time": f"time, {unit_name}"}
     suffixes = {"ratio": "x", "time": f" {unit_name}"}  # of the labels of an axis
@@ -137,46 +127,36 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     select = alt.binding_select(options=[*axis_names], labels=[*axis_names.values()], name="Axis: ")
     params = [alt.param(name="axis", value="ratio", bind=select)]
     base = alt.Chart({"values": list(points)}).encode(
-        x=alt.X("x:Q", title=size, scale=x_scale, axis=alt.Axis(values=sizes)),
+        x=alt.X("x:Q", title=size, scale=log if sizes[0] > 0 else zero, axis=alt.Axis(values=sizes)),
         color=alt.Color("name:N", scale=colours, title=None, legend=legend),
         opacity=alt.condition(pointed, alt.value(1), alt.value(0.15)),
     )
     if choice := style.chosen_rows(points):
         params.append(choice)
         base = base.transform_filter(style.CHOSEN)
-    base = base.transform_calculate(
-        at="datum[axis]",
-        from_="datum[axis + '_low'] || datum.share",
-        to="datum[axis + '_high'] || datum.share",
-    )
+    ends = {"from_": "datum[axis + '_low'] || datum.share", "to": "datum[axis + '_high'] || datum.share"}
+    base = base.transform_calculate(at="datum[axis]", **ends)
     labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
     y = alt.Y("at:Q", title=None, scale=alt.Scale(type="log", nice=False), axis=labels)
-    tooltip = [
-        *style.tips(name="implementation"),
-        alt.Tooltip("x:Q", title=size),
-        *style.tips(text="time", beside="vs fastest", against="vs baseline", verdict=""),
-        *style.tips(share_text="% of limit"),
-    ]
+    of_time = style.tooltips(text="time", beside="vs fastest", against="vs baseline", verdict="",
+                         share_text="% of limit")  # fmt: skip
+    tooltip = [*style.tooltips(name="implementation"), alt.Tooltip("x:Q", title=size), *of_time]
     band = base.mark_area(fillOpacity=0.15, aria=False).encode(y="from_:Q", y2="to:Q")
     line = base.mark_line(aria=False).encode(y=y, detail="name:N")
     shape = alt.Shape("name:N", scale=shapes, title=None, legend=legend)
     dots = base.mark_point(filled=True, size=70).encode(y=y, shape=shape, tooltip=tooltip).add_params(pointed)
-    legend_height = style.LINE_HEIGHT * len(colours.domain)
-    picture = alt.layer(band, line, dots).properties(width=560, height=max(320, legend_height))
-    return picture.add_params(*params)
+    height = max(320, style.LINE_HEIGHT * len(colours.domain))  # so that the legend has room
+    return alt.layer(band, line, dots).properties(width=560, height=height).add_params(*params)
 
 
 def _colours_and_shapes(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:
     """Colours and shapes of rows. Those of a provider have shades of its colour, and each another shape. The
     rows that are shown first have the first of both."""
-    colours: dict[str, str] = {}
-    shapes: dict[str, str] = {}
     shown = {point["name"] for point in points if point["shown"]}
-    for name in sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name)):
-        place = sum(style.provider(other) == style.provider(name) for other in colours)
-        colours[name] = style.shade(style.PROVIDERS.get(style.provider(name), style.OTHER_COLOUR), place)
-        shapes[name] = SHAPES[place % len(SHAPES)]
-    return style.coded(colours), style.coded(shapes)
+    names = sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name))
+    colours, places = style.row_colours(names)
+    shapes = {name: SHAPES[place % len(SHAPES)] for name, place in places.items()}
+    return style.scale_of(colours), style.scale_of(shapes)
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
@@ -194,21 +174,16 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
         "against the second": ("ratio", "margin"), "% of limit": ("percent", "share"),
         "% of the suite": ("weight", lambda weight: f"{weight:.1f}"),
     }  # fmt: skip
-    name, numbers = anchor("winners", timed[0].planned.op), table(values, columns)
-    all_have = f" All have {text_of(shared)}." if shared else ""
-    columns_of_fields, rows_of_fields = ({value[side] for value in values} for side in "xy")
-    if len(columns_of_fields) == 1 or len(rows_of_fields) == 1:  # a list needs no picture
-        reading = f"The fastest row of each case, and by how much it leads the second.{all_have}"
-        return Chart(name, "Fastest implementation", reading, table=numbers)
-    return Chart(
-        name,
-        "Fastest implementation",
-        "Each field is a case: whose row is fastest, and by how much it leads the second. Grey: "
-        f"indistinguishable.{all_have}",
-        _plane(values, axis),
-        numbers,
-        len(values),
-    )
+    chart = Chart(anchor("winners", timed[0].planned.op), "Fastest implementation",
+                  "The fastest row of each case, and by how much it leads the second.",
+                  table=table(values, columns))  # fmt: skip
+    if all(len({value[side] for value in values}) > 1 for side in ("x", "y")):  # a list needs no picture
+        chart.reading = ("Each field is a case: whose row is fastest, and by how much it leads the second. "
+                         "Grey: indistinguishable.")  # fmt: skip
+        chart.picture, chart.marks = _plane(values, axis), len(values)
+    if shared:
+        chart.reading += f" All have {text_of(shared)}."
+    return chart
 
 
 def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
@@ -218,17 +193,11 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
     if UNDECIDED in colours:
         colours[UNDECIDED] = "#9994"
     across = list(dict.fromkeys(value["x"] for value in values))
-    base = alt.Chart({"values": list(values)}).encode(
-        x=alt.X("x:O", sort=across, title=axis or None, axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("y:N", sort=None, title=None),
-    )
-    tooltip = style.tips(
+    tooltip = style.tooltips(
         y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit"
     )
-    colour = style.coloured("provider", colours)
-    rect = base.mark_rect(opacity=0.35, stroke="#8886").encode(color=colour, tooltip=tooltip)
-    label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
-    return alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24))
+    colour = style.colour_by("provider", colours)
+    return style.fields(values, across, axis or None, {"opacity": 0.35}, color=colour, tooltip=tooltip)
 
 
 def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict[str, Any]:
@@ -261,7 +230,5 @@ def _axis_size(cases: Sequence[MeasuredCase]) -> str:
     different = dict.fromkeys(size for case in cases for size in case.planned.sizes.items())
     counts = Counter(name for name, _ in different)
     several = [name for name, count in counts.items() if count > 1]
-    for name in LOAD_SIZES:
-        if name in several:
-            return name
-    return max(several, key=lambda name: counts[name], default="")
+    of_load = [name for name in LOAD_SIZES if name in several]
+    return of_load[0] if of_load else max(several, key=lambda name: counts[name], default="")

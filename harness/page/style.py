@@ -1,11 +1,11 @@
 """The look of charts: colours of providers and verdicts, the theme, parts that several charts have, and a
-chart as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on a light and on a
-dark page."""
+chart as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on dark pages, too."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,41 @@ def provider(name: str) -> str:
 
 def provider_colour(providers: Iterable[str]) -> alt.Color:
     colours = {name: PROVIDERS.get(name, OTHER_COLOUR) for name in sorted(set(providers))}
-    return alt.Color("provider:N", scale=coded(colours), legend=None)
+    return alt.Color("provider:N", scale=scale_of(colours), legend=None)
+
+
+def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
+    """By row its colour, a shade of its provider's; and how many rows of the provider come before."""
+    colours, places = {}, {}
+    rows_so_far = Counter[str]()
+    for name in names:
+        places[name] = rows_so_far[provider(name)]
+        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), places[name])
+        rows_so_far[provider(name)] += 1
+    return colours, places
+
+
+def fields(
+    values: Sequence[Mapping[str, Any]],
+    across: Sequence[str],
+    title: str | None,
+    mark: Mapping[str, Any],
+    **encodings: Any,
+) -> alt.TopLevelMixin:
+    """A field for each value, at its `x` and `y`, with its `lead` as text in it.
+
+    across:    the x of the values, from left to right
+    title:     of the x axis
+    mark:      properties of the fields
+    encodings: of the fields
+    """
+    base = alt.Chart({"values": list(values)}).encode(
+        x=alt.X("x:O", sort=across, title=title, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:N", sort=None, title=None),
+    )
+    rect = base.mark_rect(**mark, stroke="#8886").encode(**encodings)
+    label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
+    return alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24))
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
@@ -47,14 +81,11 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
 
 
 def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
-    """The names in the legend of a chart whose rows can be chosen, see `chosen_rows`: those of the chosen
-    rows."""
+    """The names in the legend of a chart: those of the rows that a reader chose, see `chosen_rows`."""
     names: dict[str, set[str]] = {}  # by choice
     for row in rows:
-        names.setdefault("all", set()).add(row["name"])
-        names.setdefault(row["provider"], set()).add(row["name"])
-        if row["shown"]:
-            names.setdefault("shown", set()).add(row["name"])
+        for choice in ("all", row["provider"], *(["shown"] if row["shown"] else [])):
+            names.setdefault(choice, set()).add(row["name"])
     if names.get("shown") == names["all"]:
         return sorted(names["all"])
     by_choice = {choice: sorted(of_choice) for choice, of_choice in names.items()}
@@ -63,8 +94,7 @@ def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
 
 BLACK, WHITE = 0, 255
 SHADES = ((BLACK, 0.0), (WHITE, 0.4), (BLACK, 0.3), (WHITE, 0.6), (BLACK, 0.15), (WHITE, 0.2))
-"""For each row of a provider the tone that is mixed into the provider's colour, and the share of that
-tone."""
+"""For each row of a provider the tone that is mixed into the provider's colour, and the tone's share."""
 
 
 def shade(colour: str, place: int) -> str:
@@ -94,22 +124,22 @@ def name_step(order: Iterable[str], least: int) -> int:
     return max([least, *(LINE_HEIGHT * len(re.split(BREAKS, name)) + 4 for name in order)])
 
 
-def coloured(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
+def colour_by(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
     """Colours marks by a field, with a legend above the picture.
 
     codes:   the colour of each value of the field
     opacity: that of the marks
     """
     legend = alt.Legend(symbolOpacity=opacity, orient="top")
-    return alt.Color(f"{field}:N", scale=coded(codes), title=None, legend=legend)
+    return alt.Color(f"{field}:N", scale=scale_of(codes), title=None, legend=legend)
 
 
-def coded(codes: Mapping[str, str]) -> alt.Scale:
+def scale_of(codes: Mapping[str, str]) -> alt.Scale:
     """The scale that gives each value its colour or shape."""
     return alt.Scale(domain=list(codes), range=list(codes.values()))
 
 
-def tips(**titles: str) -> list[alt.Tooltip]:
+def tooltips(**titles: str) -> list[alt.Tooltip]:
     """A tooltip for each field of this name, with this title; if the title is empty the name is shown."""
     return [
         alt.Tooltip(f"{name}:N", title=title) if title else alt.Tooltip(f"{name}:N")
@@ -140,7 +170,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
     """
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(
-        y=name_axis(order), color=coloured("verdict", COLOURS["verdicts"])
+        y=name_axis(order), color=colour_by("verdict", COLOURS["verdicts"])
     )
     scale = alt.Scale(type="log", nice=False, padding=24)
     ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")
@@ -163,11 +193,10 @@ def grid(
     """
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
-    colour = coloured("verdict", COLOURS["verdicts"], opacity)
-    return alt.layer(
-        base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip),
-        base.mark_text(aria=False).encode(text="text:N"),
-    ).properties(width=alt.Step(100), height=alt.Step(24))
+    colour = colour_by("verdict", COLOURS["verdicts"], opacity)
+    rect = base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip)
+    label = base.mark_text(aria=False).encode(text="text:N")
+    return alt.layer(rect, label).properties(width=alt.Step(100), height=alt.Step(24))
 
 
 def specification(chart: Chart) -> dict[str, Any]:

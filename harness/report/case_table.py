@@ -1,12 +1,12 @@
 """The text of a measured case: its fastest row, a table of all rows with a time, and notes; for a run of
-settings (flags, revisions) a table of these, and their effects. And figures that others published of a
-case."""
+settings (flags, revisions) a table of these, and their effects. And published figures."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,7 +15,7 @@ from harness.catalogue.published import PublishedFigure
 from harness.plan.settings import PLAIN
 from harness.report import text
 from harness.report.fitting_table import Column, Columns, FittingTable, as_table
-from harness.report.notes import UNTIMED, Notes, case_notes, measuring, noted, reproductions, untimed
+from harness.report.notes import UNTIMED, Notes, case_notes, measuring, printed_notes, reproductions, untimed
 from harness.report.rows import (
     CaseResult,
     Row,
@@ -25,7 +25,7 @@ from harness.report.rows import (
     flag_effects,
     setting_comparisons,
 )
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.paired import MAX_NOISE
 from kernels.engines import SPELLED
@@ -34,17 +34,17 @@ from shapes.case import Case
 VERDICT_STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 LONGEST_SETTING = 40  # characters of a setting in one line; a longer one has a line for each variable
 LONGEST_BASELINE = 40
-"""Characters of a baseline's name in a header. A longer one, as in races, which name the configuration, too,
-is called `baseline`."""
+"""Characters of a baseline's name in a header. A longer one, such as a configuration's, is `baseline`."""
 
 Part = Text | str | FittingTable | Notes
-"""What stands below each other in the text of a case: a heading or sentence, a title or an empty line, a
-table, notes."""
+"""A part of the text of a case: a heading or sentence, a title or an empty line, a table, or notes."""
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The parts of a finished case, see `case_parts`, for a terminal."""
-    return Group(*(noted(part) if isinstance(part, list) else part for part in case_parts(records, run)))
+    return Group(
+        *(printed_notes(part) if isinstance(part, list) else part for part in case_parts(records, run))
+    )
 
 
 def case_markdown(records: Sequence[Record], run: Run) -> str:
@@ -55,7 +55,7 @@ def case_markdown(records: Sequence[Record], run: Run) -> str:
         if isinstance(part, FittingTable):
             blocks.append(part.markdown())
         elif isinstance(part, list):
-            notes = plain(noted(part))
+            notes = plain_text(printed_notes(part))
             blocks.append(f"<details><summary>notes</summary>\n\n```\n{notes}\n```\n</details>")
         elif isinstance(part, Text):
             blocks.append(f"**{part}**")
@@ -66,8 +66,7 @@ def case_markdown(records: Sequence[Record], run: Run) -> str:
 
 def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
     """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings the
-    heading, a table of the settings, effects of flags, and notes. With the run, notes have commands that
-    check its wrong rows."""
+    heading, a table of the settings, effects of flags, and notes. With the run there are `check` commands."""
     case = CaseResult.of(records)
     if run and run.contrast == "settings":
         return _case_under_settings(case, run)
@@ -98,18 +97,14 @@ def headline(case: CaseResult) -> Text:
     parts = [f" {text.time_with_unit(_time(first))}"]
     if not case.runner_up:
         parts.append("not compared with the second" if others else "nothing to compare it with")
-    second = case.runner_up.b if case.runner_up else ""
-    fastest_defaults = dict[str, str]()  # implementation that is a default -> its fastest row
+    compared = [case.runner_up.b] if case.runner_up else []
+    defaults = [cell for cell in others if case.engines_of(cell) and cell.impl != first.impl]
+    # Each list is of one implementation; its first cell is the fastest.
+    compared += [cells[0].name for cells in text.grouped(defaults, lambda cell: cell.impl).values()]
     for cell in others:
-        if case.engines_of(cell) and cell.impl != first.impl:
-            fastest_defaults.setdefault(cell.impl, cell.name)
-    for cell in others:
-        if cell.name != second and cell.name not in fastest_defaults.values():
-            continue
-        if comparison := case.comparison(first, cell):
+        if cell.name in compared and (comparison := case.comparison(first, cell)):
             noise = comparison.noise if isinstance(comparison, Verdict) else case.noise
-            default = _whose_default(cell, case)
-            other = f"{default} {cell.name}" if default else cell.name
+            other = f"{_whose_default(cell, case)} {cell.name}".lstrip()
             parts.append(text.versus(comparison, other, too_noisy=noise is None or noise > MAX_NOISE))
     if first.percent_of_ceiling is not None:
         parts.append(f"{first.percent_of_ceiling:.0f} % of this machine's limit")
@@ -131,31 +126,23 @@ def _ranking(case: CaseResult) -> FittingTable:
     """The rows with a time, the fastest first."""
     rows = [row for row in case.rows if row.cell.time_us]
     limits = [row.cell.percent_of_ceiling for row in rows]
-    return as_table(
-        {Column("implementation", wraps=True): [_name_and_default(row.cell, case) for row in rows]}
-        | _time_columns(rows, case.baselines[0] if case.baselines else "baseline", with_host=True)
-        | {
-            Column("TFLOPS", spare=4): _rates([(row.cell, row.cell.tflops) for row in rows]),
-            Column("GB/s", spare=5): _rates([(row.cell, row.cell.gbps) for row in rows]),
-            Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
-        }
-    )
+    names = {Column("implementation", wraps=True): [_name_and_default(row.cell, case) for row in rows]}
+    times = _time_columns(rows, case.baselines[0] if case.baselines else "baseline", with_launch_times=True)
+    rates = {Column("TFLOPS", spare=4): _rates(rows, "tflops"), Column("GB/s", spare=5): _rates(rows, "gbps")}
+    shares = ["" if limit is None else f"{limit:.0f}" for limit in limits]
+    return as_table(names | times | rates | {Column("% of limit", right=True, spare=2): shares})
 
 
-def _time_columns(rows: Sequence[Row], baseline: str, with_host: bool) -> Columns:
-    """The columns of times, of ratios to the baseline and of verdicts.
-
-    with_host: also a column of the times that the host needs to launch a call
-    """
+def _time_columns(rows: Sequence[Row], baseline: str, with_launch_times: bool) -> Columns:
+    """The columns of times, perhaps of the host's launch times, of ratios to the baseline and verdicts."""
     header, times = text.time_column([_time(row.cell) for row in rows])
     ratios = text.ratio_column([row.verdict for row in rows])
     columns: Columns = {Column(header): times}
-    if with_host:
+    if with_launch_times:
         columns[Column("host", right=True, spare=3)] = [text.microseconds(row.cell.host_us) for row in rows]
     against = baseline if len(baseline) <= LONGEST_BASELINE else "baseline"
-    columns[Column(f"vs {against}")] = [
-        "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
-    ]
+    cells = ["baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)]
+    columns[Column(f"vs {against}")] = cells
     columns[Column("verdict")] = [Text(row.word, VERDICT_STYLES.get(row.word, "")) for row in rows]
     return columns
 
@@ -164,10 +151,11 @@ def _time(cell: Cell) -> text.TimeInterval:
     return text.TimeInterval(cell.time_us or math.nan, cell.low_us, cell.high_us)
 
 
-def _rates(rates: Sequence[tuple[Cell, float | None]]) -> list[str]:
-    """Rates of cells, in the digits that the interval of the cell's time supports."""
+def _rates(rows: Sequence[Row], attribute: Literal["tflops", "gbps"]) -> list[str]:
+    """A rate of each row, in the digits that the interval of the row's time supports."""
     numbers = []
-    for cell, rate in rates:
+    for cell in (row.cell for row in rows):
+        rate = getattr(cell, attribute)
         if rate is None or not cell.time_us or not cell.low_us or not cell.high_us:
             numbers.append(text.significant(rate))
         else:
@@ -179,17 +167,14 @@ def _rates(rates: Sequence[tuple[Cell, float | None]]) -> list[str]:
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
     """A table of the figures that are about the case; None if there are none."""
-    rows = [figure for figure in figures if figure.of(case.op, case.sizes)]
-    if not rows:
+    of_case = [figure for figure in figures if figure.of(case.op, case.sizes)]
+    if not of_case:
         return None
-    columns: Columns = {
-        Column("implementation"): [row.implementation for row in rows],
-        Column("device"): [row.device for row in rows],
-        Column("time", right=True): [text.microseconds(row.time_us) for row in rows],
-        Column("TFLOPS", right=True): [text.significant(row.tflops or None) for row in rows],
-        Column("source; how it was timed", wraps=True): [f"{row.source}; {row.method}" for row in rows],
-    }
-    return Group("published by others, neither measured here nor ranked:", as_table(columns))
+    columns = (Column("implementation"), Column("device"), Column("time", right=True),
+               Column("TFLOPS", right=True), Column("source; how it was timed", wraps=True))  # fmt: skip
+    cells = [(f.implementation, f.device, text.microseconds(f.time_us), text.significant(f.tflops or None),
+              f"{f.source}; {f.method}") for f in of_case]  # fmt: skip
+    return Group("published by others, neither measured here nor ranked:", FittingTable(columns, cells))
 
 
 # Settings: flags, revisions
@@ -202,60 +187,49 @@ def _case_under_settings(case: CaseResult, run: Run) -> list[Part]:
     if case.timed:
         parts += [_settings(comparisons, run), ""]
     notes = [*untimed(_unsupported_once(case.cells, run)), *reproductions(case.cells, run)]
+    noises: Notes = []
     for comparison in comparisons:
         parts += _effects(comparison, run)
         notes += _what_ran(comparison)
-    for comparison in comparisons:
-        if comparison.noise is not None:
+        if comparison.noise:
             ratio = text.ratio_text(comparison.noise)
-            notes.append(("noise", f"{comparison.name} against itself in other workers: {ratio}"))
-    return [*parts, [*notes, *measuring(case.done)]]
+            noises.append(("noise", f"{comparison.name} against itself in other workers: {ratio}"))
+    return [*parts, [*notes, *noises, *measuring(case.done)]]
 
 
 def _unsupported_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
     """The cells, without repetition of what is unsupported for one reason under every setting: of these cells
     only the one under the first setting is left, and its name has no setting."""
-    first = run.first_setting
-    unsupported = {
-        (c.impl, c.launch, c.reason) for c in cells if c.status == "unsupported" and c.setting == first
-    }
+    under_first = [c for c in cells if c.status == "unsupported" and c.setting == run.first_setting]
+    said = {(c.impl, c.launch, c.reason) for c in under_first}
     kept = []
     for cell in cells:
-        if (cell.impl, cell.launch, cell.reason) not in unsupported:
+        if (cell.impl, cell.launch, cell.reason) not in said:
             kept.append(cell)
-        elif cell.setting == first:
+        elif cell.setting == run.first_setting:
             kept.append(cell.model_copy(update={"setting": PLAIN}))
     return kept
 
 
 def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTable:
     """A line for each setting with a time, below the first setting of its implementation."""
-    rows = [
-        row
-        for comparison in comparisons
-        for row in (comparison.baseline, *comparison.others)
-        if row.cell.time_us
-    ]
-    return as_table(
-        {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
-        | _time_columns(rows, first_setting_name(run), with_host=False)
-        | {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
-    )
+    rows = [row for of in comparisons for row in (of.baseline, *of.others) if row.cell.time_us]
+    names = {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
+    times = _time_columns(rows, first_setting_name(run), with_launch_times=False)
+    ran = {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
+    return as_table(names | times | ran)
 
 
 def _setting_name(row: Row) -> str:
     """The name of the cell under the first setting; of the others the setting alone, indented."""
     if row.is_baseline:
         return row.cell.name
-    setting = row.cell.setting
-    if len(setting) > LONGEST_SETTING:
-        setting = setting.replace(", ", ",\n  ")
-    return f"  {setting}"
+    separator = ",\n  " if len(row.cell.setting) > LONGEST_SETTING else ", "
+    return "  " + row.cell.setting.replace(", ", separator)
 
 
 def _what_ran(comparison: SettingComparison) -> Notes:
-    """A note on the kernels that ran under the first setting, and one for each change that other settings
-    made to them."""
+    """A note on the kernels that ran under the first setting, and one for each change by other settings."""
     baseline = comparison.baseline.cell
     if baseline.time_us is None:
         return []

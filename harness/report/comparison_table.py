@@ -50,18 +50,18 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> Iterato
         weights = {row.case: row.weight for row in comparison.rows}
         yield f"\n{how_summed(weights.values())}:"
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
-    drift = _drift(comparison)
-    yield f"\n{_regressed(comparison)}; {drift}" if drift else f"\n{_regressed(comparison)}"
+    yield "\n" + "; ".join(filter(None, [_regressed(comparison), _drift(comparison)]))
 
 
 def since(a: RecordedRun, comparison: RunComparison) -> str:
     """What changed since run A, in a line."""
     judged = [row for row in comparison.rows if row.baseline]
     unclear = _count_unclear(judged)
-    changes = [*_speed_changes(judged)]
     lost = Counter((name, status) for (_, name), status in comparison.lost.items())
-    for (name, status), cases in lost.items():
-        changes.append(f"{name}: no time now ({status}) in {counted(cases)}")
+    changes = [*_speed_changes(judged)]
+    changes += [
+        f"{name}: no time now ({status}) in {counted(cases)}" for (name, status), cases in lost.items()
+    ]
     drift = _drift(comparison)
     clauses = [*changes, drift] if drift else list(changes)
     if unclear < len(judged):
@@ -78,15 +78,13 @@ def since(a: RecordedRun, comparison: RunComparison) -> str:
 
 
 def _speed_changes(judged: Sequence[ComparedRow]) -> Iterator[str]:
-    """Yields a clause for each row that became slower or faster, with the ratio of its total times over the
-    cases in which it did."""
+    """Yields a clause for each row that became slower or faster, with the ratio of their total times."""
     for name, rows in grouped(judged, lambda row: row.name).items():
-        if slower := [row for row in rows if row.comparison.verdict == "slower"]:
-            ratio = 1 / total_speedups(slower)[name]
-            yield f"{name} {ratio:.2f}x slower in {len(slower)} of {counted(len(rows))}"
-        if faster := [row for row in rows if row.comparison.verdict == "faster"]:
-            ratio = total_speedups(faster)[name]
-            yield f"{name} {ratio:.2f}x faster in {len(faster)} of {counted(len(rows))}"
+        for verdict in ("slower", "faster"):
+            if changed := [row for row in rows if row.comparison.verdict == verdict]:
+                speedup = total_speedups(changed)[name]
+                ratio = 1 / speedup if verdict == "slower" else speedup
+                yield f"{name} {ratio:.2f}x {verdict} in {len(changed)} of {counted(len(rows))}"
 
 
 def _count_unclear(judged: Sequence[ComparedRow]) -> int:
@@ -99,9 +97,8 @@ def _drift(comparison: RunComparison) -> str:
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
     moved = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
     b_over_a = [1 / ratio.ratio for ratio in moved if abs(1 / ratio.ratio - 1) > MIN_SESSION_NOISE]
-    if not b_over_a:
-        return ""
-    return f"the baseline itself took {extent(b_over_a, 2)}x as long (other clocks or load)"
+    longer = extent(b_over_a, 2)
+    return f"the baseline itself took {longer}x as long (other clocks or load)" if longer else ""
 
 
 def _cells(row: ComparedRow) -> list[str]:
@@ -132,20 +129,14 @@ def _regressed(comparison: RunComparison) -> str:
     unclear = _count_unclear(judged)
     if unclear == len(judged):
         return f"not known whether anything regressed: all {unclear} are unclear"
-    clauses = ["nothing regressed"]
-    if unclear:
-        clauses.append(f"{unclear} of {len(judged)} unclear")
-    absent = [sentence for sentence in comparison.missing if sentence.endswith(NOT_IN_B)]
-    if absent:
-        clauses.append(f"{len(absent)} {NOT_IN_B}")
-    return "; ".join(clauses)
+    absent = len([sentence for sentence in comparison.missing if sentence.endswith(NOT_IN_B)])
+    some_unclear = f"{unclear} of {len(judged)} unclear" if unclear else ""
+    some_absent = f"{absent} {NOT_IN_B}" if absent else ""
+    return "; ".join(filter(None, ["nothing regressed", some_unclear, some_absent]))
 
 
 def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
-    """The verdicts on claims, and the commands that measure them.
-
-    claims: the file of claims
-    """
+    """The verdicts on claims, and the commands that measure them; `claims` is the file of claims."""
     rows = [
         {"claim": f"{test.op} {test.factor:g}x", "against": test.against, "verdict": test.verdict,
          f"largest on {claims['device']}": _largest_text(test.claimed)}
@@ -155,14 +146,11 @@ def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
     return Group(head, table_of(rows), CLAIMS_NOTE, *_commands(tests, claims["kernels"]))
 
 
-def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[RenderableType]:
-    """Yields for each op the command that measures it, and which of its rows this machine can time.
-
-    kernels: patterns of the implementations that the claims are about
-    """
+def _commands(tests: Sequence[Test], claimed_patterns: Sequence[str]) -> Iterator[RenderableType]:
+    """Yields for each op the command that measures it, and which of its rows this machine can time."""
     for op, of_op in grouped(tests, lambda test: test.op).items():
         names = dict.fromkeys(name for test in of_op for name in test.runs)
-        claimed = [name for name in names if matches(name, kernels)]
+        claimed = [name for name in names if matches(name, claimed_patterns)]
         rivals = [name for name in names if name not in claimed]
         yield whole_line(COMMAND + command("run", "--op", op, "--suite", "r1-tp8", "--budget", "5m"))
         measured = ", ".join(claimed) or "none of the claim"

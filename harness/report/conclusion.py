@@ -50,10 +50,8 @@ def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[s
 
 def _without_regression(comparisons: Sequence[SettingComparison], done: Sequence[CaseDone]) -> str:
     """What is known of regressions where no verdict is `slower`."""
-    ratios = []
-    for comparison in comparisons:
-        with_ratio = [row for row in comparison.others if _has_ratio(row)]
-        ratios += [(_over_cases([(comparison, row)], MARGIN), row.cell) for row in with_ratio]
+    pairs = [(comparison, row) for comparison in comparisons for row in comparison.others if _has_ratio(row)]
+    ratios = [(_over_cases([pair], MARGIN), pair[1].cell) for pair in pairs]
     if not ratios:
         return "not known whether anything regressed: no row has a time in both revisions"
     unknown = [(of, cell) for of, cell in ratios if of.verdict != "same" and of.low < 1 - MARGIN]
@@ -93,39 +91,38 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
         advice = f"{best}: {ratio_text(ratios[best])}{summed}"
         if several:
             advice += f", faster in {len(_cases_where('faster', by_setting[best]))} of {all_cases}"
-        slower = _cases_where("slower", by_setting[best])
-        but = [f"but slower for {', '.join(slower)}"] if slower else []
-        return "; ".join([advice, *but, *failed])
+        if slower := _cases_where("slower", by_setting[best]):
+            advice += f"; but slower for {', '.join(slower)}"
+        return "; ".join([advice, *failed])
 
-    notes = []
     judged = {name: ratio for name, ratio in ratios.items() if ratio.verdict in ("faster", "slower")}
-    notes += [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
+    notes = [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
     for name in ratios:
         faster = _cases_where("faster", by_setting[name])
         if several and faster:
             notes.append(f"{name} is faster for {', '.join(faster)}")
-    return "; ".join([_no_advice(ratios, run.margin, several, bool(failed), done), *notes, *failed])
+    advice = f"leave it: no other setting has a time{' in every case' if several else ''}"
+    if ratios:
+        advice = _no_advice(ratios, run.margin, bool(failed), done)
+    return "; ".join([advice, *notes, *failed])
 
 
 def _no_advice(
-    ratios: dict[str, Comparison], margin: float, several: bool, some_failed: bool, done: Sequence[CaseDone]
+    ratios: dict[str, Comparison], margin: float, some_failed: bool, done: Sequence[CaseDone]
 ) -> str:
     """Why no setting is recommended: none has a time, or the intervals are too wide, or all are within the
     margin, or none is known to bring more than the margin.
 
-    ratios:  by setting, over all cases; of settings that have a ratio in each case
-    several: whether there are several cases
+    ratios: by setting, over all cases; of settings that have a ratio in each case
     """
-    if not ratios:
-        return f"leave it: no other setting has a time{' in every case' if several else ''}"
     enough = 1 + margin
     unknown = [ratio for ratio in ratios.values() if ratio.verdict == "unclear" and ratio.high > enough]
     if unknown:
         widest = max(unknown, key=lambda ratio: ratio.high / ratio.low if ratio.low else math.inf)
         _, interval = ratio_and_interval(widest.ratio, widest.low, widest.high)
-        reason = "too few rounds for an interval"
-        if interval:
-            reason = f"the widest interval is {interval.strip('()')}"
+        reason = (
+            f"the widest interval is {interval.strip('()')}" if interval else "too few rounds for an interval"
+        )
         return f"not known: {reason}; {_what_would_tell(done)}"
     farthest = max(max(ratio.high - 1, 1 - ratio.low) for ratio in ratios.values())
     verdicts = {ratio.verdict for ratio in ratios.values()}
@@ -137,18 +134,12 @@ def _no_advice(
 
 
 def _over_cases(pairs: Pairs, margin: float) -> Comparison:
-    """How many times as fast as the first setting another one is for all cases together. The interval is
-    widened by the noise. The verdict is `same` only if the noise is within the margin.
-
-    pairs: their rows have verdicts
-    """
+    """How many times as fast as the first setting another one, whose rows have verdicts, is for all cases.
+    The interval is widened by the noise. The verdict is `same` only if the noise is within the margin."""
     verdicts = [row.verdict for _, row in pairs if row.verdict]
     noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
-    reruns = [
-        (comparison, comparison.noise.samples)
-        for comparison, _ in pairs
-        if comparison.noise and comparison.noise.samples.seconds
-    ]
+    with_noise = [(comparison, comparison.noise.samples) for comparison, _ in pairs if comparison.noise]
+    reruns = [(comparison, samples) for comparison, samples in with_noise if samples.seconds]
     if len(reruns) == len(pairs) > 1:  # that of the A/A pairs of all cases together
         noise = noise_of(total_ratio(_times(reruns)))
     confidence = max(verdict.confidence for verdict in verdicts)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from harness.report.terminal import line_width
-from harness.report.text import duration, significant
+from harness.report.terminal import line_width, wrapped
+from harness.report.text import duration, grouped, significant
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -43,9 +42,7 @@ def _aligned(lines: Lines) -> str:
     width = max(MIN_LABEL_WIDTH, *(len(label) + 2 for label, _ in lines))
     for label, text in lines:
         start = f"  {label:<{width}}" if label else "  - "
-        wrapper = textwrap.TextWrapper(line_width(), start, " " * len(start))
-        wrapper.break_long_words = wrapper.break_on_hyphens = False
-        paragraphs.append(wrapper.fill(text))
+        paragraphs.append(wrapped(text, start, " " * len(start), line_width()))
     return "\n".join(paragraphs)
 
 
@@ -74,11 +71,10 @@ def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) 
         lines.append(("all devices", "; ".join(ranges)))
     if "device_memory" in machine:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
-    cache_bytes, cache_text = machine.get("last_level_cache"), "unknown"
-    if cache_bytes:
-        cache_text = f"{cache_bytes / (1 << 20):.0f} MiB"
-        if 0 < reach_bytes < cache_bytes:
-            cache_text += f"; reading from {reach_bytes / (1 << 20):.0f} MiB is no faster than memory"
+    cache_bytes = machine.get("last_level_cache") or 0
+    cache_text = f"{cache_bytes / (1 << 20):.0f} MiB" if cache_bytes else "unknown"
+    if 0 < reach_bytes < cache_bytes:
+        cache_text += f"; reading from {reach_bytes / (1 << 20):.0f} MiB is no faster than memory"
     lines.append(("last-level cache", cache_text))
     lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
@@ -87,20 +83,12 @@ def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) 
 
 
 def _libraries(libraries: Mapping[str, str]) -> Lines:
-    installed, missing, others = [], [], []
-    for name, version in libraries.items():
-        if version == "not installed":
-            missing.append(name)
-        elif version.startswith("PyPI's "):  # another package of the same name
-            others.append((f"not {name}", version))
-        else:
-            installed.append(f"{name} {version}")
-    lines = []
-    if installed:
-        lines.append(("installed", ", ".join(installed)))
-    if missing:
-        lines.append(("missing", ", ".join(missing)))
-    return lines + others
+    missing = [name for name, version in libraries.items() if version == "not installed"]
+    # PyPI may have another package of the same name.
+    others = {name: version for name, version in libraries.items() if version.startswith("PyPI's ")}
+    installed = [f"{name} {v}" for name, v in libraries.items() if name not in (*missing, *others)]
+    lines = [("installed", ", ".join(installed)), ("missing", ", ".join(missing))]
+    return [line for line in lines if line[1]] + [(f"not {name}", v) for name, v in others.items()]
 
 
 def _ceilings(ceilings: JsonObject) -> Lines:
@@ -109,12 +97,10 @@ def _ceilings(ceilings: JsonObject) -> Lines:
     if not ceilings:
         return [("nothing yet", "doctor without --quick measures it, as the first run does")]
     rates = ceilings["rates"].items()
-    return [
-        ("read", _bandwidth(ceilings["read"])),
-        ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
-        *((f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS") for dtype, rate in rates),
-        ("measured last", ceilings["measured"]),
-    ]
+    lines = [("read", _bandwidth(ceilings["read"])),
+             ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written")]  # fmt: skip
+    lines += [(f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS") for dtype, rate in rates]
+    return [*lines, ("measured last", ceilings["measured"])]
 
 
 def _bandwidth(bytes_per_s: float) -> str:
@@ -153,8 +139,8 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
     if ratio is None or low is None or high is None:
         return f"too few rounds of the {workload} to tell"
     interval = f"({low - 1:+.1%} .. {high - 1:+.1%})"
-    text = f"two preparations of the same {workload} differ by {abs(ratio - 1):.1%} {interval}"
-    return text if pair["floor"] is not None else f"{text}: disturbed, no difference can be seen"
+    disturbed = "" if pair["floor"] is not None else ": disturbed, no difference can be seen"
+    return f"two preparations of the same {workload} differ by {abs(ratio - 1):.1%} {interval}{disturbed}"
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:
@@ -162,13 +148,12 @@ def _runs(runs: Mapping[str, str]) -> Lines:
 
     runs: `OP IMPLEMENTATION` -> `timed` or `checked only`
     """
-    by_op: dict[str, dict[str, list[str]]] = {}
-    for name, how in runs.items():
-        op, implementation = name.split(" ", 1)
-        by_op.setdefault(op, {}).setdefault(how, []).append(implementation)
     lines = []
-    for op, by_how in by_op.items():
-        groups = [f"{how}: {', '.join(by_how[how])}" for how in sorted(by_how, reverse=True)]
+    for op, names in grouped(runs, lambda name: name.partition(" ")[0]).items():
+        by_how = grouped(names, lambda name: runs[name])
+        groups = []
+        for how in sorted(by_how, reverse=True):
+            groups.append(f"{how}: {', '.join(name.removeprefix(f'{op} ') for name in by_how[how])}")
         lines.append((op, "; ".join(groups)))
     return lines
 
@@ -182,8 +167,7 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    from harness.report.fitting_table import Column, Columns, as_table
-    from harness.report.text import grouped
+    from harness.report.fitting_table import Column, FittingTable
 
     parts: list[RenderableType] = []
     for row in rows:
@@ -202,14 +186,12 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
         parts.append(Text(f"{library} {version}: {summary}{newer}", "bold"))
         unbroken = [row for row in of_release if row["status"] != "breaks"]
         if unbroken:
-            columns: Columns = {
-                Column("op"): [row["op"] for row in unbroken],
-                Column("implementation"): [row["implementation"] for row in unbroken],
-                Column("calls"): [
-                    Text(row["status"], STATUS_STYLES.get(row["status"], "")) for row in unbroken
-                ],
-                Column("reason", wraps=True): [row["reason"] for row in unbroken],
-                Column("without", wraps=True, spare=1): [row["without"] for row in unbroken],
-            }
-            parts.append(as_table(columns))
+            columns = (Column("op"), Column("implementation"), Column("calls"), Column("reason", wraps=True),
+                       Column("without", wraps=True, spare=1))  # fmt: skip
+            cells = [
+                (row["op"], row["implementation"], Text(row["status"], STATUS_STYLES.get(row["status"], "")),
+                 row["reason"], row["without"])
+                for row in unbroken
+            ]  # fmt: skip
+            parts.append(FittingTable(columns, cells))
     return Group(*parts)

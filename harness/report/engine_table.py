@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,7 +13,8 @@ from rich.text import Text
 
 from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.text import counted
+from harness.report.terminal import wrapped
+from harness.report.text import counted, grouped
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
 
@@ -21,18 +22,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 SIZES_OF_A_STEP = ("m", "tokens", "batch", "ctx", "new", "prefix")
 """The sizes that differ between the steps of an engine; the others identify a layer."""
-
 SIZES_NOT_SHOWN = ("fp8", "scales", "routing", "topk", "hidden", "dtype", "page", "model_len")
 """Sizes by which no entry of a table is selected, or that are the same in all deployments."""
-
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
 class Section:
     """A rich renderable: a heading and notes. Lines break between words only, so that names of kernels and
-    files stay whole. A blank between brackets is no place for a break, as names of SGLang's files have
-    one."""
+    files stay whole, and not between brackets, where names of SGLang's files have a blank."""
 
     heading: str
     notes: Sequence[str]  # of one or several lines
@@ -42,9 +40,8 @@ class Section:
         for line in "\n".join(self.notes).splitlines():
             whole = re.sub(r"\[[^]]*\]", lambda bracket: bracket[0].replace(" ", NO_BREAK), line)
             indent = "    " + " " * (len(line) - len(line.lstrip()))
-            wrapper = textwrap.TextWrapper(options.max_width, "  ", indent)
-            wrapper.break_long_words = wrapper.break_on_hyphens = False
-            yield Text(wrapper.fill(whole).replace(NO_BREAK, " "), no_wrap=True, overflow="ignore")
+            text = wrapped(whole, "  ", indent, options.max_width).replace(NO_BREAK, " ")
+            yield Text(text, no_wrap=True, overflow="ignore")
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
@@ -66,8 +63,8 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
     if view.libraries and not entries:
         hints.append("--entries shows the entry of each shape")
     if any(shape.state == "fallback" for shape in view.shapes):
-        hints.append("--write DIR writes the misses for the tuner")
-        hints.append("a miss is not yet a loss: `run` and `toggle` measure it")
+        hints += ["--write DIR writes the misses for the tuner",
+                  "a miss is not yet a loss: `run` and `toggle` measure it"]  # fmt: skip
     if hints:
         parts += ["", Text("; ".join(hints))]
     return Group(*parts)
@@ -76,13 +73,11 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 def notes(view: EngineView) -> dict[str, list[str]]:
     """Heading -> notes, of one or several lines; the largest shares of the time come first."""
     by_heading = {
-        "known defects": _defects(view.shapes),
-        "falls back": _fallbacks(view.shapes),
-        "no row": _no_rows(view.shapes),
-        "no table": _without_tables(view.shapes),
+        "known defects": _defects(view.shapes), "falls back": _fallbacks(view.shapes),
+        "no row": _no_rows(view.shapes), "no table": _without_tables(view.shapes),
         "problems in the tables": [str(problem) for problem in view.problems],
         "note": [*_lookup_notes(view.shapes), *view.notes],
-    }
+    }  # fmt: skip
     return {heading: lines for heading, lines in by_heading.items() if lines}
 
 
@@ -91,16 +86,14 @@ def heading(view: EngineView) -> list[str]:
     asked, target = view.request, view.target
     units = "CUs" if target.arch.startswith("gfx") else "SMs"
     device = f"{target.arch}, {target.units} {units}" if target.units else target.arch
-    options = [f"--tp {asked.tp}"]
-    if asked.ep > 1:
-        options.append(f"--ep {asked.ep}")
-    if asked.dp_attention:
-        options.append("--dp-attention")
-    if asked.drafts:
-        options.append(f"--drafts {asked.drafts}")
+    options = [f"--tp {asked.tp}", f"--ep {asked.ep}" if asked.ep > 1 else ""]
+    options += [
+        "--dp-attention" if asked.dp_attention else "",
+        f"--drafts {asked.drafts}" if asked.drafts else "",
+    ]
     options += [as_given(name, value) for name, value in asked.given.items()]
     libraries = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
-    served = f"{asked.model.name} {' '.join(options)}, KV cache in {asked.kv}"
+    served = f"{asked.model.name} {' '.join(filter(None, options))}, KV cache in {asked.kv}"
     tables = f"tables of {libraries}" if libraries else "no tuned table is asked"
     return [f"{view.release} on {view.device} ({device}): {served}", f"{tables}; untested on hardware"]
 
@@ -139,9 +132,8 @@ def _layers(view: EngineView) -> FittingTable:
         tokens = [shape.tokens for shape in shapes]
         token_range = f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
         tuned = f"{len(looked_up) - len(misses)} of {len(looked_up)}" if looked_up else ""
-        not_at = ""  # where all are misses, `0 of N` says it
-        if len(misses) < len(looked_up):
-            not_at = _listed(shape.tokens for shape in misses)
+        # Where all are misses, `0 of N` says it.
+        not_at = _listed(s.tokens for s in misses) if len(misses) < len(looked_up) else ""
         _, _, file = decided_in.rpartition("/")
         share = f"{_share(shapes):.1%}"
         rows.append((share, op, place, sizes, token_range, row or "no row", file, tuned, not_at))
@@ -175,17 +167,14 @@ def _file_numbers(view: EngineView) -> dict[str, int]:
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes that have no entry. Tables whose misses all run the same kernel share a
-    note."""
+    """What runs for the shapes that have no entry. Tables whose misses run one kernel share a note."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
-    fallbacks_of: dict[str, set[str]] = {}
-    for shape in misses:
-        fallbacks_of.setdefault(shape.found.table, set()).add(shape.found.fallback)
+    of_table = grouped(misses, lambda shape: shape.found.table)
 
     def note_key(shape: Shape) -> tuple[str, str, str]:
-        table = shape.found.table
-        shared = shape.found.fallback if len(fallbacks_of[table]) == 1 else table
-        return shape.call.op, shape.row, shared
+        table, fallback = shape.found.table, shape.found.fallback
+        all_same = all(miss.found.fallback == fallback for miss in of_table[table])
+        return shape.call.op, shape.row, fallback if all_same else table
 
     lines = []
     for (op, row, _), group in _by_key(misses, note_key):
@@ -205,18 +194,16 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
     """Why the engine runs something that no implementation of the suite does."""
-    without_row = [shape for shape in shapes if not shape.row]
-    lines = []
-    for (op, why, decided_in), group in _by_key(without_row, lambda s: (s.call.op, s.why, s.decided_in)):
-        source = f" ({decided_in})" if decided_in else ""
-        lines.append(f"{op}, {_share(group):.1%} of the time: {why}{source}")
-    return lines
+    groups = _by_key((s for s in shapes if not s.row), lambda s: (s.call.op, s.why, s.decided_in))
+    return [
+        f"{op}, {_share(group):.1%} of the time: {why}{f' ({decided_in})' if decided_in else ''}"
+        for (op, why, decided_in), group in groups
+    ]
 
 
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
     """What chooses the configurations of rows that have no table, if that is known."""
-    without_table = [shape for shape in shapes if shape.state == "no table"]
-    groups = _by_key(without_table, lambda shape: (shape.call.op, shape.row))
+    groups = _by_key((s for s in shapes if s.state == "no table"), lambda s: (s.call.op, s.row))
     deciding = [(op, row, decides_without(op, row)) for (op, row), _ in groups]
     return [f"{op} {row}: {text}" for op, row, text in deciding if text]
 
@@ -234,14 +221,12 @@ def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
     """The notes of look-ups, with the number of shapes that each is about. Notes that differ only in the
     numbers of tokens at their end, after ` for `, become one line."""
     pairs = []
-    tokens: dict[tuple[str, str], set[int]] = {}  # by op and start of the note
+    tokens = defaultdict[tuple[str, str], set[int]](set)  # by op and start of the note
     for shape in shapes:
         for note in shape.found.notes:
             start = re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
-            key = shape.call.op, start
-            pairs.append((key, shape))
-            numbers = re.findall(r"\d+", note.removeprefix(start))
-            tokens.setdefault(key, set()).update(map(int, numbers))
+            pairs.append(((shape.call.op, start), shape))
+            tokens[shape.call.op, start].update(map(int, re.findall(r"\d+", note.removeprefix(start))))
     lines = []
     for (op, start), group in _grouped(pairs):
         count = f" ({len(group)} shapes)" if len(group) > 1 else ""
@@ -265,10 +250,9 @@ def _by_key(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> list[tuple[
 
 def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
     """As `_by_key`, from pairs of a key and a shape: a shape may be in several groups."""
-    groups: dict[Key, list[Shape]] = {}
-    for key, shape in pairs:
-        groups.setdefault(key, []).append(shape)
-    return sorted(groups.items(), key=lambda group: -_share(group[1]))
+    by_key = grouped(pairs, lambda pair: pair[0])
+    groups = [(key, [shape for _, shape in of_key]) for key, of_key in by_key.items()]
+    return sorted(groups, key=lambda group: -_share(group[1]))
 
 
 def layer_text(shape: Shape) -> str:
@@ -315,16 +299,13 @@ def changes_text(changes: Changes) -> str:
     library = changes.library
     versions = [view.libraries[library] for view in (changes.before, changes.after)]
     deployment, _ = heading(changes.after)
-    lines = [
-        deployment,
-        f"{library} {' -> '.join(versions)}: {len(changes.changes)} of {changes.asked} shapes run another "
-        "kernel or configuration",
-        "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
-    ]
-    pairs = []
-    for old, new in changes.changes:
-        layer = f"{new.call.op} {new.call.place} {layer_text(new)}"
-        pairs.append(((layer, old.runs, new.runs), new))
+    counts = f"{len(changes.changes)} of {changes.asked} shapes run another kernel or configuration"
+    scope = (
+        "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code."
+    )
+    lines = [deployment, f"{library} {' -> '.join(versions)}: {counts}", scope]
+    pairs = [((f"{new.call.op} {new.call.place} {layer_text(new)}", old.runs, new.runs), new)
+             for old, new in changes.changes]  # fmt: skip
     for (layer, before, after), shapes in _grouped(pairs):
         lines.append(f"{_share(shapes):6.1%}  {layer} at {_tokens(shapes)}")
         lines += [f"        - {before}", f"        + {after}"]

@@ -1,6 +1,5 @@
 """A table that fits a terminal. Where it is too wide, first the least important columns are left out, then
-cells are broken between words; a table that is still too wide stays so. In a file it has all columns, however
-wide."""
+cells are broken between words; a table that is still too wide stays so. In a file it has all columns."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from tabulate import tabulate
 GAP = 2  # characters between columns
 NUMBER = re.compile(r"[-+(]?\d.{,40}")  # a cell that is a number, perhaps with a unit or an interval
 MIN_WRAPPED = 24
-"""The least width of a column that wraps, in characters. It is less where the text is shorter, and more where
-a word is longer."""
+"""The least width of a column that wraps, in characters. Shorter texts take less, longer words more."""
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
@@ -51,10 +49,9 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
     for place, header in enumerate(headers):
         filled = [row[place] for row in cells if row[place]]
         is_short = all(len(cell) <= MIN_WRAPPED for cell in filled)
+        is_numeric = all(NUMBER.fullmatch(cell) for cell in filled)
         if place == 0:  # names, which may begin with a digit
             is_numeric = all(cell.isdigit() for cell in filled)
-        else:
-            is_numeric = all(NUMBER.fullmatch(cell) for cell in filled)
         wraps = not is_numeric and not is_short
         columns.append(Column(header, right=is_numeric, wraps=wraps, spare=place if place > 1 else 0))
     return FittingTable(columns, cells)
@@ -102,14 +99,10 @@ class FittingTable:
     def markdown(self) -> str:
         """All columns, as GitHub reads a table."""
         filled = self._filled()
-        columns = [self.columns[i] for i in filled]
-        return tabulate(
-            [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in self.rows],
-            [column.header for column in columns],
-            tablefmt="pipe",
-            disable_numparse=True,
-            colalign=["right" if column.right else "left" for column in columns],
-        )
+        rows = [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in self.rows]
+        alignments = ["right" if self.columns[i].right else "left" for i in filled]
+        return tabulate(rows, [self.columns[i].header for i in filled], tablefmt="pipe",
+                        disable_numparse=True, colalign=alignments)  # fmt: skip
 
     def _filled(self) -> list[int]:
         """The places of the columns that have a cell with text."""

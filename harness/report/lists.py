@@ -5,10 +5,10 @@ flags, recipes. They are made without importing torch.
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from fnmatch import fnmatchcase
-from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -17,7 +17,7 @@ import kernels
 from harness.catalogue.architectures import evidence
 from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
-from harness.catalogue.recipes import Recipe, Variable, recipes, setters
+from harness.catalogue.recipes import Recipe, recipes, setters
 from harness.errors import UsageError
 from harness.paths import command
 from harness.plan.select import choose_cases
@@ -71,22 +71,18 @@ def listing(
         return rows, lambda: _titled_tables(_by_source(rows))
     if what == "ops":
         rows = [
-            {
-                "op": op,
-                "sizes": ", ".join(field.name for field in fields(kernels.OPS[op].Sizes)),
-                "boundaries": ", ".join(kernels.OPS[op].boundaries),
-                "implementations": len(kernels.implementations(op)),
-                "baseline here": kernels.OPS[op].baseline[platform.kind],
-            }
+            {"op": op, "sizes": ", ".join(field.name for field in fields(kernels.OPS[op].Sizes)),
+             "boundaries": ", ".join(kernels.OPS[op].boundaries),
+             "implementations": len(kernels.implementations(op)),
+             "baseline here": kernels.OPS[op].baseline[platform.kind]}
             for op in ops
-        ]
+        ]  # fmt: skip
     elif what == "suites":
         rows = [{"suite": s.name, "description": s.description} for s in suites().values()]
     else:  # linears: those of DeepSeek-R1 on one rank; block_scale_gemm computes the kind fp8 block-scale
+        deployments = (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
         rows = [
-            {"parallel": parallel.text, **asdict(linear)}
-            for parallel in (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
-            for linear in linears(model(R1), parallel)
+            {"parallel": p.text, **asdict(linear)} for p in deployments for linear in linears(model(R1), p)
         ]
     return rows, lambda: table_of(rows)
 
@@ -110,9 +106,8 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
     rows = []
-    for row, implementation in zip(
-        _implementations([op], platform), kernels.implementations(op), strict=True
-    ):
+    implementations = kernels.implementations(op)
+    for row, implementation in zip(_implementations([op], platform), implementations, strict=True):
         answers = [implementation.supports(case, platform) for case in cases]
         takes = any(answer.ok for answer in answers)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
@@ -123,10 +118,9 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
 
 def _models() -> Listing:
     """The models with their sources, and what of them is left out."""
-    listed = [model(name) for name in models()]
     rows: list[Row] = []
     lines = []
-    for m in listed:
+    for m in map(model, models()):
         mtp_layers = m.num_nextn_predict_layers
         rows.append({"model": m.name, "source": m.source, "MTP layers, left out": mtp_layers,
                      "not modelled": m.not_modelled})  # fmt: skip
@@ -154,19 +148,12 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
             why_not = support.reason
             if support.ok and not why_not and impl.interpreted(platform):
                 why_not = "checked, not timed (interpreted)"
-            rows.append(
-                {
-                    "op": op,
-                    "implementation": impl.name,
-                    "provider": impl.provider,
-                    "version": impl.version if platform.here else "",
-                    "boundary": ", ".join(impl.boundaries),
-                    "runs": support.ok,
-                    "why not": why_not,
-                    "requires": impl.requires,
-                    "evidence": evidence().get(impl.name, {}),
-                }
-            )
+            version = impl.version if platform.here else ""
+            rows.append({
+                "op": op, "implementation": impl.name, "provider": impl.provider, "version": version,
+                "boundary": ", ".join(impl.boundaries), "runs": support.ok, "why not": why_not,
+                "requires": impl.requires, "evidence": evidence().get(impl.name, {}),
+            })  # fmt: skip
     return rows
 
 
@@ -182,16 +169,10 @@ def _by_reason(rows: Sequence[Row], platform: Platform, predicate: str) -> Rende
     boundaries = {str(row["boundary"]) for row in rows}
     columns = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
     running: list[Row] = []
-    others: dict[str, list[Row]] = {}  # by reason
-    for row in rows:
-        why_not = str(row["why not"])
-        if not row["runs"]:
-            # The command has printed which machine this is, so the reason is cut there.
-            others.setdefault(why_not.partition("; this is ")[0], []).append(row)
-            continue
+    for row in (row for row in rows if row["runs"]):
         cells = {name: row[name] for name in (columns if one_op else ["op", *columns])}
         if platform.here:
-            note, _, _ = why_not.partition(" (")
+            note, _, _ = str(row["why not"]).partition(" (")
             cells |= {"note": note, "version": f"{row['provider']} {row['version']}".strip()}
         elif one_op:
             cells["requires"] = row["requires"]
@@ -201,23 +182,18 @@ def _by_reason(rows: Sequence[Row], platform: Platform, predicate: str) -> Rende
     parts: list[RenderableType] = [Text(title, "bold green")]
     if running:
         parts.append(table_of(running))
-
-    def order(reason: str) -> tuple[bool, int]:
-        """Implementations that only the case keeps away come before those that the machine keeps away, then
-        large groups before small ones."""
-        group = others[reason]
-        return not group[0].get("runs here"), -len(group)
-
-    for reason in sorted(others, key=order):
-        group = others[reason]
+    # The command has printed which machine this is, so reasons are cut there.
+    others = [row for row in rows if not row["runs"]]
+    groups = list(grouped(others, lambda row: str(row["why not"]).partition("; this is ")[0]).items())
+    # Rows that only the case keeps away come before those that the machine does; large groups come first.
+    groups.sort(key=lambda group: (not group[1][0].get("runs here"), -len(group[1])))
+    for reason, group in groups:
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
-        if one_op:
-            lines: list[Row] = [{name: row[name] for name in (*columns, "requires")} for row in group]
-        else:
-            lines = [
-                {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in of_op)}
-                for op, of_op in groupby(group, lambda row: row["op"])
-            ]
+        lines: list[Row] = [{name: row[name] for name in (*columns, "requires")} for row in group]
+        if not one_op:
+            by_op = grouped(group, lambda row: row["op"]).items()
+            lines = [{"op": op, "implementations": ", ".join(str(row["implementation"]) for row in of_op)}
+                     for op, of_op in by_op]  # fmt: skip
         parts.append(table_of(lines))
     if not one_op:
         parts += ["", "with --op OP or --json: what each requires"]
@@ -232,72 +208,59 @@ def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]
         raise UsageError(str(error)) from None
     if not cases:
         raise UsageError(chosen[0].why_no_cases(ops[0]))
+    defaults = {op: kernels.OPS[op].defaults(platform.arch) for op in ops}
     return [
-        {
-            "suite": name,
-            "op": op,
-            "case": kernels.OPS[op].case({**kernels.OPS[op].defaults(platform.arch), **case.sizes}).text,
-            "weight": round(case.weight, 4),
-            "place": case.place,
-        }
+        {"suite": name, "op": op, "case": kernels.OPS[op].case({**defaults[op], **case.sizes}).text,
+         "weight": round(case.weight, 4), "place": case.place}
         for name, op, case in cases
-    ]
+    ]  # fmt: skip
 
 
 def _titled_tables(groups: Iterable[tuple[str, Sequence[Row]]]) -> RenderableType:
     """A table for each group, below its title."""
     parts: list[RenderableType] = []
     for title, rows in groups:
-        if parts:
-            parts.append("")
-        parts += [Text(title, "bold"), table_of(rows)]
-    return Group(*parts)
+        parts += ["", Text(title, "bold"), table_of(rows)]
+    return Group(*parts[1:])
 
 
 def _by_suite(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     """Yields the cases of each suite and op, below a title with the sizes that all of them have."""
-    for (suite_name, op), group in groupby(rows, lambda row: (row["suite"], row["op"])):
-        cases = list(group)
+    for (suite_name, op), cases in grouped(rows, lambda row: (row["suite"], row["op"])).items():
         sizes_of_cases = [str(row["case"]).split() for row in cases]
         shared = []
         if len(cases) > 1:
             shared = [size for size in sizes_of_cases[0] if all(size in sizes for sizes in sizes_of_cases)]
-        places = {str(row["place"]) for row in cases}
+        place, *other_places = {str(row["place"]): None for row in cases}
         title = f"{suite_name} {op}"
-        if len(places) == 1 and places != {suite_name}:
-            title += f"; {places.copy().pop()}"
+        if not other_places and place != suite_name:
+            title += f"; {place}"
         if shared:
             title += f"; all with {' '.join(shared)}"
         lines: list[Row] = []
         for row, sizes in zip(cases, sizes_of_cases, strict=True):
-            weight = float(str(row["weight"]))
             own_sizes = " ".join(size for size in sizes if size not in shared)
-            place = "" if len(places) == 1 else row["place"]
-            lines.append({"case": own_sizes, "weight": f"{100 * weight:.1f} %", "place": place})
+            weight = f"{100 * float(str(row['weight'])):.1f} %"
+            lines.append({"case": own_sizes, "weight": weight, "place": row["place"] if other_places else ""})
         yield title, lines
 
 
 def _by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     """Yields published figures below a title: their source, the place in it and how it timed."""
     about = ("source", "where", "timed")
-    for title, group in groupby(rows, lambda row: "; ".join(str(row[name]) for name in about)):
+    for title, group in grouped(rows, lambda row: "; ".join(str(row[name]) for name in about)).items():
         yield title, [{name: row[name] for name in row if name not in about} for row in group]
 
 
 def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
     """Yields for each kind of platform the flags that can act on one of the ops: those by which an engine
     chooses between implementations, then those that recipes and guides set, with the names of these."""
-    kinds = [platform.kind]
-    if platform.here:
-        kinds += [kind for kind in KINDS if kind != platform.kind]
+    kinds = dict.fromkeys([platform.kind, *KINDS]) if platform.here else [platform.kind]
     for kind in kinds:
         arch = platform.arch if kind == platform.kind else ""
         setters_of_kind = [setter for setter in setters() if setter.platform == kind]
-        # By flag the variables that recipes and guides set, with the names of these.
-        uses: dict[str, list[tuple[Variable, str]]] = {}
-        for setter in setters_of_kind:
-            for variable in setter.variables:
-                uses.setdefault(variable.name, []).append((variable, setter.name))
+        variables = [(variable, setter.name) for setter in setters_of_kind for variable in setter.variables]
+        uses = grouped(variables, lambda use: use[0].name)  # by flag
         can_act = [flag for flag in _flags(ops, kind, arch) if not flag.without]
         listed = [f for f in can_act if f.name in uses or (_chooses(f, ops) and not f.versions)]
         listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(uses.get(f.name, ()))))
@@ -314,11 +277,8 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
 
 def _chooses(flag: Flag, ops: Sequence[str]) -> bool:
     """Whether an engine chooses between rows of one of the ops by two or more values of the flag."""
-    for op in ops:
-        values_with_rows = [value for value, rows in flag.chooses.items() if rows.get(op)]
-        if len(values_with_rows) > 1:
-            return True
-    return False
+    values_with_rows = Counter(op for rows in flag.chooses.values() for op in ops if rows.get(op))
+    return any(count > 1 for count in values_with_rows.values())
 
 
 def _hints_on_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
@@ -333,22 +293,18 @@ def _hints_on_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
 def _flags(ops: Sequence[str], kind: str = "", arch: str = "") -> list[Flag]:
     """The flags that can act on one of the ops on a kind of platform and an architecture; an empty text
     stands for all. Flags that act on no op are listed with all ops."""
-    flags = list(catalogue().values())
-    if kind:
-        flags = [flag for flag in flags if kind in flag.platforms]
-    if arch:
-        flags = [flag for flag in flags if not flag.archs or arch in flag.archs]
+    flags = [flag for flag in catalogue().values() if not kind or kind in flag.platforms]
+    flags = [flag for flag in flags if not arch or not flag.archs or arch in flag.archs]
     if set(ops) != set(kernels.OPS):
         flags = [flag for flag in flags if set(ops) & set(flag.ops)]
     return flags
 
 
 def _all_flags(flags: Sequence[Flag]) -> Iterator[str]:
-    """Yields for each library its flags, with their effects, when they are read and what their values
-    mean."""
-    for library, group in groupby(flags, lambda flag: flag.library):
+    """Yields for each library its flags, their effects, when they are read, and their values."""
+    for library, of_library in grouped(flags, lambda flag: flag.library).items():
         yield library
-        for flag in group:
+        for flag in of_library:
             yield from [flag.name, *_wrapped([*_about(flag), *_details(flag)])]
         yield ""
     yield "--json has what each entry was read in"
@@ -397,15 +353,12 @@ def _acts_on(name: str) -> str:
     patterns = dict.fromkeys(pattern for of_op in flag.touches.values() for pattern in of_op)
     widest = [p for p in patterns if not any(p != other and fnmatchcase(p, other) for other in patterns)]
     rows = "" if "*" in patterns else f", on rows {', '.join(widest)}"
-    ops = ", ".join(flag.ops) or "no op"
-    if set(flag.ops) == set(kernels.OPS):
-        ops = "every op"
+    ops = "every op" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "no op"
     return f"acts on {ops}{where}{launch}{rows}"
 
 
 def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
-    """Yields the lines of each paragraph, of which the first one has this indent; none for an empty
-    paragraph."""
+    """Yields the lines of each paragraph, if it is not empty; its first line has this indent."""
     for paragraph in paragraphs:
         yield from textwrap.wrap(
             paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False

@@ -26,13 +26,10 @@ from shapes.case import Case, text_of
 REPRODUCE = "reproduce"
 """The label of a command. Commands stand below all other notes, each on a line of its own."""
 STOPPED = {  # why measuring ended, as records have it -> the same in words
-    "tight": "all intervals were tight",
-    "clear": "all verdicts were clear",
-    "budget": "the budget was spent",
-    "complete": "all rounds were made",
-    "disturbed": "most rounds had been disturbed",
-    "no entries": "no entry was left",
-}
+    "tight": "all intervals were tight", "clear": "all verdicts were clear",
+    "budget": "the budget was spent", "complete": "all rounds were made",
+    "disturbed": "most rounds had been disturbed", "no entries": "no entry was left",
+}  # fmt: skip
 UNTIMED = {
     **dict.fromkeys(("wrong", "impossible", "crashed", "timeout", "error"), "bold red"),
     "checked": "cyan",
@@ -40,18 +37,14 @@ UNTIMED = {
 }
 """Statuses without a time, the worst first, with their styles."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
-"""The start of the reason of a wrong row whose error another case of the op showed, see CaseRun.ragged: that
-case is between `at` and the colon."""
+"""The start of a wrong row's reason that names another case, which showed the error, see CaseRun.ragged."""
 FAR = "with addresses of more than 32 bits: "
-"""The part of a wrong row's reason that says that the error was seen only with the KV cache at such
-addresses, see CaseRun."""
+"""In a wrong row's reason: the error was seen only with the KV cache at such addresses, see CaseRun."""
 ADVICE = {
-    "hypervisor": "use a host without other guests",
-    "quota": "raise the CPU quota or give fewer --threads",
-    **dict.fromkeys(("heat", "thermal"), "let it cool"),
-    "MHz": "fix its clock",
+    "hypervisor": "use a host without other guests", "quota": "raise the CPU quota or give fewer --threads",
+    "heat": "let it cool", "thermal": "let it cool", "MHz": "fix its clock",
     "process": "stop what runs beside",
-}
+}  # fmt: skip
 """A word in the reason of a disturbance -> what to do against it."""
 SIGNS = ("clocks", "clock reasons", "GPU metrics", "processes", "others_percent")
 """The readings from which monitors tell a disturbance, under their names in the conditions' `not_read`."""
@@ -61,21 +54,20 @@ Notes = list[tuple[str, str]]
 """Pairs of a label and a text. Where consecutive notes have the same label, it is printed once."""
 
 
-def noted(notes: Notes) -> RenderableType:
+def printed_notes(notes: Notes) -> RenderableType:
     """The notes as they are printed: labels in one column, their texts in the next, then the commands."""
-    commands = [text for label, text in notes if label == REPRODUCE]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    label_above = ""
+    label_above, commands = "", []
     for label, text in notes:
-        if label != REPRODUCE:
+        if label == REPRODUCE:
+            commands.append(whole_line(COMMAND + text))
+        else:
             shown_label = "" if label == label_above else label
             grid.add_row(Text(shown_label, UNTIMED.get(label, "dim")), Text(text))
             label_above = label
-    if not commands:
-        return grid
-    return Group(grid, f"{REPRODUCE}:", *(whole_line(COMMAND + text) for text in commands))
+    return Group(grid, f"{REPRODUCE}:", *commands) if commands else grid
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
@@ -100,23 +92,23 @@ def untimed(cells: Iterable[Cell]) -> Notes:
     # The heading says already which machine this is, so reasons are cut there.
     groups = grouped(failed, lambda cell: (cell.status, cell.reason.partition("; this is ")[0]))
     for (status, reason), group in groups.items():
-        names = ", ".join(cell.name for cell in group)
+        text = ", ".join(cell.name for cell in group)
         if status == "unsupported":
-            count = f" ({len(group)})" if len(group) > 1 else ""
-            notes.append((status, f"{reason}{count}: {names}"))
-        else:
-            notes.append((status, f"{names}: {reason}" if reason else names))
+            text = f"{reason}{f' ({len(group)})' if len(group) > 1 else ''}: {text}"
+        elif reason:
+            text += f": {reason}"
+        notes.append((status, text))
     return notes
 
 
 def _absent_defaults(case: CaseResult) -> Notes:
     """The implementations that engines run by default in this case, but that have no time."""
     timed, rows = {cell.impl for cell in case.timed}, {cell.impl for cell in case.cells}
-    clauses = []
-    for engine, row in case.defaults.items():
-        if row not in timed:
-            why = "has no time" if row in rows else "was not asked for"
-            clauses.append(f"{SPELLED[engine]} runs {row}, which {why}")
+    clauses = [
+        f"{SPELLED[engine]} runs {row}, which {'has no time' if row in rows else 'was not asked for'}"
+        for engine, row in case.defaults.items()
+        if row not in timed
+    ]
     return [("default", "; ".join(clauses))] if clauses else []
 
 
@@ -131,13 +123,9 @@ def _chosen_rows(run: Run) -> Notes:
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
     """A command for each wrong row, which checks the row alone and saves its output and the reference. There
-    is none for rows of another source tree and for rows that are wrong at far addresses only: `check` cannot
-    run these."""
-    return [
-        (REPRODUCE, _command(cell, run))
-        for cell in cells
-        if cell.status == "wrong" and cell.setting not in run.trees and FAR not in cell.reason
-    ]
+    is none for rows of another source tree, or wrong at far addresses only, as `check` cannot run these."""
+    wrong = [cell for cell in cells if cell.status == "wrong" and FAR not in cell.reason]
+    return [(REPRODUCE, _command(cell, run)) for cell in wrong if cell.setting not in run.trees]
 
 
 def _command(cell: Cell, run: Run) -> str:
@@ -155,9 +143,7 @@ def _command(cell: Cell, run: Run) -> str:
         words.append("--device cpu")
     elif cell.launch == "eager":
         words.append("--launch eager")
-    for name, value in variables.items():
-        if value is not None:
-            words.append(f"--set {shlex.quote(f'{name}={value}')}")
+    words += [f"--set {shlex.quote(f'{name}={v}')}" for name, v in variables.items() if v is not None]
     if cell.config:
         words.append(f"--config {_quoted(text_of(cell.config))}")
     if run.seed:
@@ -177,13 +163,10 @@ def _quoted(text: str) -> str:
 
 def _remarks(timed: Sequence[Cell]) -> Notes:
     """Remarks on times, each once with the rows that it holds for."""
-    names_by_remark: dict[str, list[str]] = {}
-    for cell in timed:
-        for remark in filter(None, cell.reason.split("; ")):
-            names_by_remark.setdefault(remark, []).append(cell.name)
+    remarks = [(remark, cell.name) for cell in timed for remark in cell.reason.split("; ") if remark]
     notes = []
-    for remark, names in names_by_remark.items():
-        rows = "all rows" if len(names) == len(timed) > 1 else ", ".join(names)
+    for remark, pairs in grouped(remarks, lambda pair: pair[0]).items():
+        rows = "all rows" if len(pairs) == len(timed) > 1 else ", ".join(name for _, name in pairs)
         notes.append(("note", f"{rows}: {remark}"))
     if amx := [c.name for c in timed if c.impl.startswith("vllm.amx") and c.arch == "x86-avx512"]:
         notes.append(("note", f"{', '.join(amx)}: this CPU has no AMX tiles, so it computes with AVX-512"))
@@ -191,8 +174,7 @@ def _remarks(timed: Sequence[Cell]) -> Notes:
 
 
 def _reliability(case: CaseResult) -> Notes:
-    """How far the times can be trusted: the noise, caches, disturbed rounds, and disturbances that monitors
-    could not have seen."""
+    """How far the times can be trusted: noise, caches, disturbed rounds, and what no monitor could see."""
     pairs = [v for v in case.verdicts if v.about == "A/A"]
     notes: Notes = []
     if len(pairs) > 1:
@@ -201,10 +183,8 @@ def _reliability(case: CaseResult) -> Notes:
         notes.append(("noise", f"{pair.b} against itself, prepared apart: {ratio_text(pair)}"))
         noise = noise_of(pair.comparison)
         if noise > MAX_NOISE:
-            verdicts = "no verdict"
-            if noise < math.inf:
-                verdicts = f"none on what differs by less than {1 + noise:.2g}x"
-            notes.append(("noise", f"{verdicts}: this machine was disturbed, or the budget too short"))
+            few = f"none on what differs by less than {1 + noise:.2g}x" if noise < math.inf else "no verdict"
+            notes.append(("noise", f"{few}: this machine was disturbed, or the budget too short"))
     if why := case.cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if disturbed := case.done.disturbed:
@@ -273,14 +253,10 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     kinds = grouped(sorted(reasons), lambda reason: NUMBER.sub("#", reason))
     kind = max(kinds, key=lambda kind: len(kinds[kind]))
     example = kinds[kind][len(kinds[kind]) // 2]
-    percents: dict[str, float] = {}  # the most CPU time that each process had during any group of entries
-    for case in disturbed:
-        for conditions in case.conditions:
-            for process, percent in conditions.get("processes", {}).items():
-                if percent > percents.get(process, 0.0):
-                    percents[process] = percent
-    if percents:
-        busiest = sorted(percents, key=lambda process: -percents[process])
+    of_groups = [conditions.get("processes", {}) for case in disturbed for conditions in case.conditions]
+    loads = [(percent, process) for of in of_groups for process, percent in of.items() if percent > 0]
+    busiest = list(dict.fromkeys(process for _, process in sorted(loads, reverse=True)))
+    if busiest:
         example += f", most of it {', '.join(busiest[:2])}"
     advice = [text for word, text in ADVICE.items() if word in kind] + ["give a longer --budget"]
     return f"not quiet: {len(reasons)} of {rounds} rounds were disturbed ({example}): {', or '.join(advice)}"
@@ -291,18 +267,16 @@ def spread_lines(spreads: Iterable[Spread]) -> list[str]:
     lines = []
     for spread in spreads:
         lines.append(f"{len(spread.devices)} devices of type {spread.type} {apart(spread)}")
-        for lag in _worst_case_of_each_device(spread.lagging):
-            ratio = ratio_text(lag.comparison)
-            lines.append(f"{lag.device} lags: {ratio} the median device's time of {lag.case}")
-        for drift in _worst_case_of_each_device(spread.drifted):
-            ratio = ratio_text(drift.comparison)
-            lines.append(f"{drift.device} drifted: {ratio} its first time of {drift.case} at the end")
+        for r in _worst_case_of_each_device(spread.lagging):
+            lines.append(f"{r.device} lags: {ratio_text(r.comparison)} the median device's time of {r.case}")
+        for r in _worst_case_of_each_device(spread.drifted):
+            ratio = ratio_text(r.comparison)
+            lines.append(f"{r.device} drifted: {ratio} its first time of {r.case} at the end")
     return lines
 
 
 def apart(spread: Spread) -> str:
-    """What is known of how far the devices lie apart, in words that follow `the devices`: `are alike within
-    1.2%`."""
+    """What is known of how far the devices lie apart, as a predicate: `are alike within 1.2%`."""
     if spread.verdict == "apart":
         return f"lie apart: the slowest takes {ratio_text(spread.widest)} the time of the fastest"
     if spread.verdict == "alike":

@@ -18,21 +18,17 @@ from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import Times, total_ratio
 from kernels.engines import choices
 
-INTERACTION_WORDS = {
-    "faster": "more together",  # both changes bring more than the product of what each brings alone
-    "slower": "less together",
-    "same": "independent",
-    "unclear": "unclear",
-}
-"""Verdict on an interaction -> the word for it."""
+INTERACTION_WORDS = {"faster": "more together", "slower": "less together", "same": "independent",
+                     "unclear": "unclear"}  # fmt: skip
+"""Verdict on an interaction -> the word for it. `more together`: both changes bring more than the product of
+what each brings alone."""
 
 
 @dataclass(frozen=True)
 class Row:
     cell: Cell
     verdict: Verdict | None
-    """The comparison with the baseline or with the first setting; None for these two, and where the row was
-    not compared."""
+    """The comparison with the baseline or the first setting; None for these two and without a verdict."""
     is_baseline: bool  # whether it is the baseline or has the first setting
     ran: str = ""
     """Which kernels ran, compared with the first setting: `the same`, `other kernels` or `not seen`; empty
@@ -55,11 +51,9 @@ class CaseResult:
 
     @staticmethod
     def of(records: Sequence[Record]) -> CaseResult:
-        return CaseResult(
-            [record for record in records if isinstance(record, Cell)],
-            [record for record in records if isinstance(record, Verdict)],
-            next(record for record in records if isinstance(record, CaseDone)),
-        )
+        cells = [record for record in records if isinstance(record, Cell)]
+        verdicts = [record for record in records if isinstance(record, Verdict)]
+        return CaseResult(cells, verdicts, next(record for record in records if isinstance(record, CaseDone)))
 
     @property
     def rows(self) -> list[Row]:
@@ -89,10 +83,8 @@ class CaseResult:
     @property
     def runner_up(self) -> Verdict | None:
         """The verdict on the fastest row and the second in its group of entries; None without one."""
-        for verdict in self.verdicts:
-            if verdict.about == "runner-up" and self.timed and verdict.a == self.timed[0].name:
-                return verdict
-        return None
+        verdicts = (v for v in self.verdicts if v.about == "runner-up" and v.a == self.timed[0].name)
+        return next(verdicts, None) if self.timed else None
 
     @cached_property
     def defaults(self) -> dict[str, str]:
@@ -112,13 +104,12 @@ class CaseResult:
         """Of the A/A pair that was measured in rounds of both a and b the times of the rerun, and the
         baseline that was prepared twice; None without such a pair."""
         shared = a.samples.by_round.keys() & b.samples.by_round.keys()
+        timed = {cell.name: cell for cell in self.timed}
         for pair in self.verdicts:
-            baseline = next((cell for cell in self.timed if cell.name == pair.b), None)
-            if baseline is None or pair.about != "A/A":
-                continue
-            rerun = pair.samples.by_round
-            if shared & rerun.keys() & baseline.samples.by_round.keys():
-                return rerun, baseline
+            if pair.about == "A/A" and pair.b in timed:
+                rerun, baseline = pair.samples.by_round, timed[pair.b]
+                if shared & rerun.keys() & baseline.samples.by_round.keys():
+                    return rerun, baseline
         return None
 
     @property
@@ -142,11 +133,8 @@ class CaseResult:
     def limit_us(self) -> float | None:
         """The microseconds that a call would take at the measured limits of the machine; None where these are
         not known. It follows from each row's time and percentage; the median is taken of these."""
-        limits = [
-            cell.time_us * cell.percent_of_ceiling / 100
-            for cell in self.timed
-            if cell.time_us and cell.percent_of_ceiling
-        ]
+        times = [(cell.time_us, cell.percent_of_ceiling) for cell in self.timed]
+        limits = [us * percent / 100 for us, percent in times if us and percent]
         return statistics.median(limits) if limits else None
 
 
@@ -196,11 +184,10 @@ def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
     if len(run.flags) < 2:
         return []
     cells = {row.cell.setting: row.cell for row in (comparison.baseline, *comparison.others)}
-    settings = {
-        setting: {name: variables[name] for name in run.flags}
-        for setting, variables in run.settings.items()
-        if run.flags.keys() <= variables.keys() and setting in cells
+    with_all_flags = {
+        s: variables for s, variables in run.settings.items() if run.flags.keys() <= variables.keys()
     }
+    settings = {s: {name: of[name] for name in run.flags} for s, of in with_all_flags.items() if s in cells}
     noise = noise_of(comparison.noise.comparison) if comparison.noise else math.inf
     return effects(cells, settings, noise, run.confidence, run.margin)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from harness.plan.toggle import MARGIN
 from harness.report.case_table import headline
@@ -18,6 +19,9 @@ from kernels.engines import SPELLED
 
 Rows = Sequence[tuple[CaseResult, dict[str, Cell]]]
 """Cases with their cells that have a time, by name, the fastest first."""
+NO_WINNER = {"same": "two are the same", "slower": "the first is slower round by round",
+             "unclear": "indistinguishable"}  # fmt: skip
+"""Verdict on the fastest row and the second -> why the case has no winner."""
 Pair = tuple[CaseResult, Cell, Cell]  # a case and two cells of it that share rounds
 
 
@@ -36,7 +40,7 @@ def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
     for boundary in boundaries:
         of_boundary = finished.get(boundary, [])
         by_launch = len(of_boundary) > 1 and len(run.launches) > 1
-        for launch in run.launches if by_launch else [""]:
+        for launch in run.launches if by_launch else [""]:  # empty: all launch modes together
             if len(of_boundary) > 1:
                 timed = [{c.name: c for c in case.timed if launch in ("", c.launch)} for case in of_boundary]
                 parts = _clauses(list(zip(of_boundary, timed, strict=True)), run)
@@ -45,9 +49,8 @@ def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
             missing = planned[boundary] - len(of_boundary)
             if missing > 0:
                 parts.append(f"{missing} more not measured" if of_boundary else f"{missing} not measured")
-            named = boundary if len(boundaries) > 1 else ""
-            about = " ".join(filter(None, [named, launch]))
-            sentences.append(": ".join(filter(None, [about, "; ".join(parts)])))
+            title = f"{boundary if len(boundaries) > 1 else ''} {launch}".strip()
+            sentences.append(": ".join(filter(None, [title, "; ".join(parts)])))
     return sentences
 
 
@@ -56,27 +59,20 @@ def _clauses(rows: Rows, run: Run) -> list[str]:
     wins, without_winner = Counter[str](), Counter[str]()
     for case, cells in rows:
         fastest_first = list(cells.values())
-        if not fastest_first:
-            without_winner["no row has a time"] += 1
-        elif len(fastest_first) == 1:
-            without_winner["one row alone"] += 1
-        elif (comparison := case.comparison(fastest_first[0], fastest_first[1])) is None:
-            without_winner["not compared"] += 1
-        elif comparison.verdict == "faster":
+        if len(fastest_first) < 2:
+            without_winner["one row alone" if fastest_first else "no row has a time"] += 1
+            continue
+        comparison = case.comparison(fastest_first[0], fastest_first[1])
+        if comparison and comparison.verdict == "faster":
             wins[fastest_first[0].name] += 1
-        elif comparison.verdict == "same":
-            without_winner["two are the same"] += 1
-        elif comparison.verdict == "slower":
-            without_winner["the first is slower round by round"] += 1
         else:
-            without_winner["indistinguishable"] += 1
+            without_winner[NO_WINNER[comparison.verdict] if comparison else "not compared"] += 1
     whole = counted(len(rows))
+    clauses = [f"no row is clearly the fastest in {whole}"]
     if wins:
         (winner, count), *others = wins.most_common()
         clauses = [f"fastest in {count} of {whole}: {winner}"]
         clauses += [f"in {count}: {name}" for name, count in others]
-    else:
-        clauses = [f"no row is clearly the fastest in {whole}"]
     clauses += [f"{reason} in {count}" for reason, count in without_winner.items()]
     if any(cells for _, cells in rows):
         clauses += _over_all_cases(rows, run, wins)
@@ -85,76 +81,78 @@ def _clauses(rows: Rows, run: Run) -> list[str]:
 
 def _over_all_cases(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
     """The row with the least time for all cases together, compared with what engines run by default; or, if
-    none of these defaults has a time, with the baseline, or else with the second. And the rows that are as
-    good."""
+    none of these defaults has a time, with the baseline, or else with the second. And the rows as good."""
     best = _best(rows)
     with_best = [(case, cells) for case, cells in rows if best in cells]
-    in_all_cases = [name for name in with_best[0][1] if all(name in cells for _, cells in with_best)]
-    others = [name for name in in_all_cases if name != best]
+    first_case, *other_cases = [cells for _, cells in with_best]
+    others = [name for name in first_case if name != best and all(name in cells for cells in other_cases)]
     ratios = {}  # by name the ratio of another row to the best one, and its noise
     for name in others:
         pairs = _pairs(with_best, best, [cells[name] for _, cells in with_best])
         if len(pairs) == len(with_best):
             ratios[name] = _ratio(pairs, run, len(others))
-    against, is_default = _against_defaults(with_best, best, run)
-    if ratios and not against:
+    clauses = _against_defaults(with_best, best, run)
+    if ratios and not any(clause.verdict for clause in clauses):
         second = min(ratios, key=lambda name: ratios[name][0].ratio)
         ratio, noise = ratios[second]
-        against = [(ratio.verdict, versus(ratio, second, noise > MAX_NOISE))]
+        clauses.append(Clause(versus(ratio, second, noise > MAX_NOISE), ratio.verdict))
+    against = [clause for clause in clauses if clause.verdict]
 
     all_faster = all(ratio.verdict == "faster" for ratio, _ in ratios.values())
     clearly_least = len(ratios) == len(others) and all_faster
     wins_alone = list(wins) == [best]
-    sentence = _which_cases(rows, with_best)
-    if not clearly_least and all(word == "faster" for word, _ in against):
-        sentence += f" {best}, not clearly the fastest,"
-    elif clearly_least and not wins_alone:
-        sentence += f" {best} takes the least time,"
-    elif wins[best] < len(rows):  # a row that is fastest in all cases is named already
-        sentence += f" {best}"
+    subject = "" if wins[best] == len(rows) else f" {best}"  # a row that wins all cases is named already
+    if clearly_least and not wins_alone:
+        subject = f" {best} takes the least time,"
+    elif not clearly_least and all(clause.verdict == "faster" for clause in against):
+        subject = f" {best}, not clearly the fastest,"
     if against or (others and not wins_alone):
-        yield f"{sentence} {' and '.join(clause for _, clause in against)}".rstrip(" ,")
-    yield from is_default
+        texts = " and ".join(clause.text for clause in against)
+        yield f"{_which_cases(rows, with_best)}{subject} {texts}".rstrip(" ,")
+    yield from (clause.text for clause in clauses if not clause.verdict)
     as_good = [name for name, (ratio, noise) in ratios.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
     if as_good:
         yield f"within {100 * MARGIN:g} %: {', '.join(as_good)}"
 
 
-def _against_defaults(rows: Rows, best: str, run: Run) -> tuple[list[tuple[str, str]], list[str]]:
-    """The best row against what each engine runs by default, or without any default against the baseline:
-    pairs of a verdict and a clause that states it. And a clause for each engine whose default the best row
-    is.
+class Clause(NamedTuple):
+    text: str
+    verdict: str  # on the best row against the row that the text names; empty where these are the same row
+
+
+def _against_defaults(rows: Rows, best: str, run: Run) -> list[Clause]:
+    """A clause for each engine: the best row against what the engine runs by default, or that it is the
+    default. Without any default, the best row against the baseline.
 
     rows: those of the cases in which the best row has a time
     """
-    against: list[tuple[str, str]] = []
-    is_default: list[str] = []
-    for engine, spelled in SPELLED.items():
-        pairs = _pairs_by_impl(rows, best, [case.defaults.get(engine, "") for case, _ in rows])
-        names, where = _names_and_cases(pairs, rows)
-        if names == best:
-            is_default.append(f"it is {spelled}'s default{where}")
-        elif names:
-            against.append(_against(pairs, f"{spelled}'s default {names}", where, run))
-    if not (against or is_default):
-        pairs = _pairs_by_impl(rows, best, [case.baseline for case, _ in rows])
-        names, where = _names_and_cases(pairs, rows)
-        if names not in ("", best):
-            against.append(_against(pairs, names, where, run))
-    return against, is_default
+    clauses = [
+        _clause(rows, best, [case.defaults.get(engine) for case, _ in rows], f"{spelled}'s default", run)
+        for engine, spelled in SPELLED.items()
+    ]
+    if not any(clauses):
+        clauses = [_clause(rows, best, [case.baseline for case, _ in rows], "", run)]
+    return [clause for clause in clauses if clause]
 
 
-def _names_and_cases(pairs: Sequence[Pair], rows: Rows) -> tuple[str, str]:
-    """The names of the second cells; and in how many cases they are, as ` in 1 of 3`, empty for all."""
+def _clause(rows: Rows, best: str, impls: Sequence[str | None], title: str, run: Run) -> Clause | None:
+    """The best row against the fastest rows of the implementations, of which there is one a case. None where
+    these have no time, or where they are the best row itself and have no title.
+
+    title: what the implementations are, in words; may be empty
+    """
+    fastest = []
+    for (_, cells), impl in zip(rows, impls, strict=True):
+        fastest.append(next((cell for cell in cells.values() if cell.impl == impl), None))
+    pairs = _pairs(rows, best, fastest)
     names = ", ".join(dict.fromkeys(cell.name for _, _, cell in pairs))
-    return names, f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
-
-
-def _against(pairs: Sequence[Pair], other: str, where: str, run: Run) -> tuple[str, str]:
-    """The verdict on the first rows against the second ones, which `other` names, and a clause that states
-    it."""
+    where = f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
+    if names == best and title:
+        return Clause(f"it is {title}{where}", "")
+    if names in ("", best):
+        return None
     ratio, noise = _ratio(pairs, run, len(SPELLED))
-    return ratio.verdict, versus(ratio, other, noise > MAX_NOISE) + where
+    return Clause(versus(ratio, f"{title} {names}".lstrip(), noise > MAX_NOISE) + where, ratio.verdict)
 
 
 def _which_cases(rows: Rows, with_best: Rows) -> str:
@@ -172,31 +170,20 @@ def _which_cases(rows: Rows, with_best: Rows) -> str:
 def _best(rows: Rows) -> str:
     """The name of the row that takes the least time for its cases together, relative to the fastest row of
     each of them. Only rows with a time in more than half of the cases count; if there are none, all rows."""
-    times: dict[str, list[tuple[float, float]]] = {}  # of a row and of the fastest row, for each case
-    for _, cells in rows:
-        fastest = next(iter(cells.values()), None)
-        for name, cell in cells.items():
-            times.setdefault(name, []).append((_weighted_us(cell), _weighted_us(fastest or cell)))
-    names = [name for name, of_row in times.items() if 2 * len(of_row) > len(rows)] or list(times)
+    counts = Counter(name for _, cells in rows for name in cells)
+    names = [name for name, count in counts.items() if 2 * count > len(rows)] or list(counts)
 
     def rank(name: str) -> tuple[float, int]:
-        total, of_fastest = map(sum, zip(*times[name], strict=True))
-        return total / of_fastest, -len(times[name])
+        with_row = [cells for _, cells in rows if name in cells]
+        total = sum(_weighted_us(cells[name]) for cells in with_row)
+        of_fastest = sum(min(map(_weighted_us, cells.values())) for cells in with_row)
+        return total / of_fastest, -counts[name]
 
     return min(names, key=rank)
 
 
 def _weighted_us(cell: Cell) -> float:
     return (cell.weight or TINY) * (cell.time_us or 0.0)
-
-
-def _pairs_by_impl(rows: Rows, best: str, impls: Iterable[str]) -> list[Pair]:
-    """The cells of the best row with the fastest cells of the implementations, of which there is one a
-    case."""
-    cells_of_impls = []
-    for (_, cells), impl in zip(rows, impls, strict=True):
-        cells_of_impls.append(next((cell for cell in cells.values() if cell.impl == impl), None))
-    return _pairs(rows, best, cells_of_impls)
 
 
 def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:

@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def show(renderable: RenderableType, file: TextIO) -> None:
     else:
         encoding = file.encoding or "utf-8"
         # A character that the encoding cannot hold becomes `?`.
-        print(plain(renderable).encode(encoding, "replace").decode(encoding), file=file)
+        print(plain_text(renderable).encode(encoding, "replace").decode(encoding), file=file)
     file.flush()
 
 
@@ -37,7 +38,14 @@ def line_width() -> int:
     return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else WIDTH
 
 
-def plain(renderable: RenderableType, columns: int | None = None) -> str:
+def wrapped(text: str, start: str, indent: str, width: int) -> str:
+    """The text as lines of this width, which break between words only. The first line begins with `start`,
+    the others with `indent`."""
+    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip
+
+
+def plain_text(renderable: RenderableType, columns: int | None = None) -> str:
     """The text without colours and without blanks at the ends of lines.
 
     columns: the width of the terminal that it is laid out for; None: for a file

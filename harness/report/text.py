@@ -1,5 +1,4 @@
-"""Numbers as text: times and ratios in the digits that their intervals support. And items grouped by a
-key."""
+"""Numbers as text: times and ratios in the digits that their intervals support. And grouping by a key."""
 
 from __future__ import annotations
 
@@ -14,9 +13,7 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
-WIDE = 20.0
-"""An interval that contains 1 tells nothing where its upper end is more than this many times the lower
-one."""
+WIDE = 20.0  # an interval with 1 in it tells nothing if its upper end is more than so many times the lower
 
 
 class TimeInterval(NamedTuple):
@@ -53,8 +50,7 @@ def value_and_interval(value: float, low: float | None, high: float | None) -> t
 
 def ratio_and_interval(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
-    end is missing. The first text is `?` without a value, and `not known` where the interval tells
-    nothing."""
+    end is missing. The first text is `?` without a value, and `not known` if the interval is WIDE."""
     if value is None:
         return "?", ""
     if low is None or high is None:
@@ -87,11 +83,8 @@ def versus(comparison: Verdict | Comparison, other: str, too_noisy: bool) -> str
     ratio, interval = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
     if comparison.verdict == "faster":
         return f"{ratio} {other} {interval}"
-    words = {
-        "same": "the same as",
-        "unclear": "indistinguishable from",
-        "slower": "slower, round by round, than",
-    }
+    words = {"same": "the same as", "unclear": "indistinguishable from",
+             "slower": "slower, round by round, than"}  # fmt: skip
     interval = interval.replace(" to ", "x to ").replace(")", "x)")
     noisy = ", too noisy" if too_noisy and comparison.verdict == "unclear" else ""
     return f"{words[comparison.verdict]} {other} {interval}".rstrip() + noisy
@@ -114,28 +107,17 @@ def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     return [f"{number} {interval}".rstrip() for number, (_, interval) in zip(numbers, texts, strict=True)]
 
 
-def time_column(times: Sequence[TimeInterval | None]) -> tuple[str, list[str]]:
+def time_column(times: Sequence[TimeInterval]) -> tuple[str, list[str]]:
     """The header and the cells of a column. All are in the unit of the smallest time, which the header names.
     Where the largest time would have too many digits in it, each cell names a unit of its own."""
-    known_us = [time.us for time in times if time]
-    smallest = unit(min(known_us, default=1.0))
-    share_unit = max(known_us, default=1.0) / smallest.us < 1e4
-    texts = []  # number, unit and interval of each cell
-    for time in times:
-        if time is None:
-            texts.append(("", "", ""))
-        elif share_unit:
-            number, interval = _in_unit(time, smallest)
-            texts.append((number, "", interval))
-        else:
-            own = unit(time.us)
-            number, interval = _in_unit(time, own)
-            texts.append((number, own.name, interval))
-    numbers = aligned([number for number, _, _ in texts])
-    cells = [
-        " ".join(filter(None, [number, name, interval])).rstrip()
-        for number, (_, name, interval) in zip(numbers, texts, strict=True)
-    ]
+    smallest = unit(min((time.us for time in times), default=1.0))
+    share_unit = max((time.us for time in times), default=1.0) / smallest.us < 1e4
+    units = [smallest if share_unit else unit(time.us) for time in times]
+    texts = [_in_unit(time, of_time) for time, of_time in zip(times, units, strict=True)]
+    cells = aligned([number for number, _ in texts])
+    if not share_unit:
+        cells = [f"{cell} {of_time.name}" for cell, of_time in zip(cells, units, strict=True)]
+    cells = [f"{cell} {interval}".rstrip() for cell, (_, interval) in zip(cells, texts, strict=True)]
     return (f"time, {smallest.name}" if share_unit else "time"), cells
 
 
@@ -160,19 +142,15 @@ def unit(us: float) -> Unit:
 
 def aligned(numbers: Sequence[str]) -> list[str]:
     """The numbers padded to one width and aligned at their points; an empty text stays empty."""
-    parts = []
-    for number in numbers:
-        from_point = number.lstrip("0123456789")
-        parts.append((number.removesuffix(from_point), from_point))
-    before = max((len(whole) for whole, _ in parts), default=0)
-    after = max((len(from_point) for _, from_point in parts), default=0)
-    padded = [f"{whole:>{before}}{from_point:<{after}}" for whole, from_point in parts]
-    return [text if number else "" for text, number in zip(padded, numbers, strict=True)]
+    ends = [number.lstrip("0123456789") for number in numbers]  # from the point on
+    longest_end = max(map(len, ends), default=0)
+    padded = [f"{number}{' ' * (longest_end - len(end))}" for number, end in zip(numbers, ends, strict=True)]
+    width = max((len(text) for text, number in zip(padded, numbers, strict=True) if number), default=0)
+    return [text.rjust(width) if number else "" for text, number in zip(padded, numbers, strict=True)]
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits, and never fewer than it has before the point; an empty text
-    for None."""
+    """The value in so many significant digits, or more if the point comes later; empty for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"

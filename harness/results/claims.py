@@ -7,7 +7,6 @@ torch, the best of torch, and Triton.
 from __future__ import annotations
 
 import fnmatch
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Test:
-    """What recorded runs say of a claim against one kind of rival. Attributes have their names in
-    `--json`."""
+    """What recorded runs say of a claim against one kind of rival; `--json` has the same names."""
 
     op: str
     said: str  # the claim in the words of its source
@@ -69,28 +67,21 @@ def examine(document: JsonObject, platform: Platform, cells: Sequence[tuple[str,
     tests = []
     for claim in document["claims"]:
         op = claim["op"]
-        can_time = [
-            implementation.name
-            for implementation in kernels.implementations(op)
-            if implementation.available(platform).ok and not implementation.interpreted(platform)
-        ]
+        available = [impl for impl in kernels.implementations(op) if impl.available(platform).ok]
+        can_time = [impl.name for impl in available if not impl.interpreted(platform)]
         claimed = document["kernels"]
         for against, rivals in RIVALS.items():
             on_claimed_arch = ratios(op, document["arch"], cells, claimed, rivals)
             on_this_arch = ratios(op, platform.arch, cells, ("*",), rivals)
-            tests.append(
-                Test(
-                    op=op,
-                    said=claim["said"],
-                    factor=claim["factor"],
-                    against=against,
-                    runs=tuple(name for name in can_time if matches(name, (*claimed, *rivals))),
-                    cases=len(on_claimed_arch),
-                    claimed=max(on_claimed_arch, key=lambda r: r.ratio, default=None),
-                    here=max(on_this_arch, key=lambda r: r.ratio, default=None),
-                    verdict=verdict(claim["factor"], on_claimed_arch, document["device"]),
-                )
-            )
+            test = Test(
+                op=op, said=claim["said"], factor=claim["factor"], against=against,
+                runs=tuple(name for name in can_time if matches(name, (*claimed, *rivals))),
+                cases=len(on_claimed_arch),
+                claimed=max(on_claimed_arch, key=lambda r: r.ratio, default=None),
+                here=max(on_this_arch, key=lambda r: r.ratio, default=None),
+                verdict=verdict(claim["factor"], on_claimed_arch, document["device"]),
+            )  # fmt: skip
+            tests.append(test)
     return tests
 
 
@@ -115,25 +106,24 @@ def ratios(
 
     claimed, rivals: patterns of implementations
     """
-    sides: dict[tuple[str, str, str, str], tuple[list[Cell], list[Cell]]] = {}
-    for run, cell in cells:
-        if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:
-            claimed_cells, rival_cells = sides.setdefault((run, cell.case, cell.launch, cell.cache), ([], []))
-            if matches(cell.impl, rivals):
-                rival_cells.append(cell)
-            elif matches(cell.impl, claimed):
-                claimed_cells.append(cell)
-    time_us = operator.attrgetter("time_us")
-    pairs = [
-        (run, min(claimed_cells, key=time_us), min(rival_cells, key=time_us))
-        for (run, _, _, _), (claimed_cells, rival_cells) in sides.items()
-        if claimed_cells and rival_cells
-    ]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
+    timed = [(run, c) for run, c in cells if (c.op, c.arch, c.status) == (op, arch, "ok") and c.time_us]
+    timed.sort(key=lambda run_and_cell: run_and_cell[1].time_us or 0.0)
+    fastest_claimed: dict[tuple[str, str, str, str], Cell] = {}
+    fastest_rivals: dict[tuple[str, str, str, str], Cell] = {}
+    for run, cell in timed:
+        key = (run, cell.case, cell.launch, cell.cache)
+        if matches(cell.impl, rivals):
+            fastest_rivals.setdefault(key, cell)
+        elif matches(cell.impl, claimed):
+            fastest_claimed.setdefault(key, cell)
+    keys = [key for key in fastest_claimed if key in fastest_rivals]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(keys))
     with_interval = []
-    for run, a, b in pairs:
+    for key in keys:
+        a, b = fastest_claimed[key], fastest_rivals[key]
         r = compare_samples(a.samples, b.samples, confidence=confidence)
         if r.low > 0:  # `compare` gives 0 where too few rounds are shared for an interval
+            run, _, _, _ = key
             with_interval.append(Ratio(r.ratio, r.low, r.high, a.impl, b.impl, a.case, run))
     return with_interval
 

@@ -28,10 +28,8 @@ from harness.statistics.intervals import CONFIDENCE, students_t
 from harness.statistics.paired import Comparison, compare, measured, pooled, quotient, verdict, widened
 from harness.statistics.totals import TINY
 
-MACHINE = ("platform", "arch", "device", "threads", "driver")
-"""Facts of the machine that must be equal in two runs that are compared."""
-TERMS = ("op", "cache", "seed")
-"""Attributes of `Run` that must be equal, too."""
+MACHINE = ("platform", "arch", "device", "threads", "driver")  # facts of the machine that must be equal
+TERMS = ("op", "cache", "seed")  # attributes of `Run` that must be equal, too
 CLOCKS_APART = 0.03  # clocks that differ by a larger share are different conditions
 MIN_SESSION_NOISE = 0.03
 """The least noise between two sessions, as a share; it is also assumed where too few rows show the noise."""
@@ -50,12 +48,9 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> C
     """`compare` over the rounds that both have, without noise. Both must be of one case of one run."""
     times_a, times_b = a.by_round, b.by_round
     shared = sorted(times_a.keys() & times_b.keys())
-    return compare(
-        [times_a[place] for place in shared],
-        [times_b[place] for place in shared],
-        blocks=[block for block, _ in shared],
-        confidence=confidence,
-    )
+    blocks = [block for block, _ in shared]
+    in_a, in_b = [times_a[place] for place in shared], [times_b[place] for place in shared]
+    return compare(in_a, in_b, blocks=blocks, confidence=confidence)
 
 
 # Two runs
@@ -96,20 +91,16 @@ class RunComparison:
 
 
 def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> RunComparison:
-    """Compares every cell that has a time in both runs. All verdicts together hold at the confidence level
-    (Bonferroni)."""
+    """Compares every cell that has a time in both runs. All hold together at `confidence` (Bonferroni)."""
     timed_a, timed_b = _timed_cells(a), _timed_cells(b)
     shared = [key for key in timed_a if key in timed_b]
     row_confidence = 1 - (1 - confidence) / max(1, len(shared))
     baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
     rows = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
     session_noise, noise_from = _noise_between_sessions(rows)
-    moved = {
-        case: (a.devices[case], b.devices[case])
-        for case in a.devices
-        if case in b.devices and a.devices[case].identity != b.devices[case].identity
-    }
-    spreads_of_moved = {case: _spread_of_two(a, b, *devices) for case, devices in moved.items()}
+    devices = {case: (device, b.devices[case]) for case, device in a.devices.items() if case in b.devices}
+    moved = {case: (of_a, of_b) for case, (of_a, of_b) in devices.items() if of_a.identity != of_b.identity}
+    spreads_of_moved = {case: _spread_of_two(a, b, *both) for case, both in moved.items()}
     for place, row in enumerate(rows):
         spread, _ = spreads_of_moved.get(row.case, (0.0, ""))
         noise = max(session_noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
@@ -117,20 +108,19 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
         ratio = row.comparison
         word = verdict(ratio.low, ratio.high, noise=noise) if row.baseline else "unclear"
         rows[place] = replace(row, spread=spread, comparison=replace(ratio, verdict=word))
-    missing = []
-    for case, name in dict.fromkeys([*a.cells, *b.cells]):
-        if (case, name) in timed_a and (case, name) not in timed_b:
-            missing.append(f"{name} at {case}: {_why_no_time('B', b.cells.get((case, name)))}")
-        elif (case, name) in timed_b and (case, name) not in timed_a:
-            missing.append(f"{name} at {case}: {_why_no_time('A', a.cells.get((case, name)))}")
-    tried_in_b = {key: b.cells[key].status for key in timed_a if key in b.cells and key not in timed_b}
-    lost: dict[CellKey, str] = {
-        key: status for key, status in tried_in_b.items() if status not in ("ok", "checked")
-    }
+    missing: list[str] = []
+    lost: dict[CellKey, str] = {}
+    for key in dict.fromkeys([*a.cells, *b.cells]):
+        cell_a, cell_b = a.cells.get(key), b.cells.get(key)
+        if key in timed_a and key not in timed_b:
+            missing.append(_without_time(key, "B", cell_b))
+            if cell_b and cell_b.status not in ("ok", "checked"):
+                lost[key] = cell_b.status
+        elif key in timed_b and key not in timed_a:
+            missing.append(_without_time(key, "A", cell_a))
     incompatible, notes = _differences(a, b, moved)
     for (spread, source), count in Counter(spreads_of_moved.values()).items():
-        cases = f"{count} case" if count == 1 else f"{count} cases"
-        notes.append(f"the noise of {cases} has {spread:.1%} more: {source}")
+        notes.append(f"the noise of {count} case{'' if count == 1 else 's'} has {spread:.1%} more: {source}")
     return RunComparison(rows, session_noise, noise_from, incompatible, notes, missing, lost)
 
 
@@ -189,10 +179,11 @@ def _spread_of_two(
     return max(known, default=(UNKNOWN_SPREAD, "assumed, as no run calibrated both devices"))
 
 
-def _why_no_time(run_name: str, cell: Cell | None) -> str:
-    if cell is None:
-        return f"not in {run_name}"
-    return f"{cell.status} in {run_name}: {cell.reason}".rstrip(": ")
+def _without_time(key: CellKey, run_name: str, cell: Cell | None) -> str:
+    """Says where a cell has no time, and why."""
+    case, name = key
+    why = f"{cell.status} in {run_name}: {cell.reason}".rstrip(": ") if cell else f"not in {run_name}"
+    return f"{name} at {case}: {why}"
 
 
 def _changed(a: Cell, b: Cell) -> bool | None:
@@ -202,13 +193,11 @@ def _changed(a: Cell, b: Cell) -> bool | None:
     return a.source != b.source if a.source and b.source else None
 
 
-def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed: Iterable[CellKey]) -> str:
+def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed_in_both: Iterable[CellKey]) -> str:
     """The row that the others of a case are compared with: the baseline of run A, or if that is known to have
-    changed the first by name of the rows that are not known to have changed. Empty where all changed.
-
-    timed: the cells that have a time in both runs
-    """
-    plain = [name for of_case, name in timed if of_case == case and a.cells[case, name].setting == PLAIN]
+    changed the first by name of the rows that are not known to have changed. Empty where all changed."""
+    in_both = [name for of_case, name in timed_in_both if of_case == case]
+    plain = [name for name in in_both if a.cells[case, name].setting == PLAIN]
     unchanged = [name for name in plain if not _changed(a.cells[case, name], b.cells[case, name])]
     return a.run.baseline if a.run.baseline in unchanged else min(unchanged, default="")
 
@@ -224,16 +213,16 @@ def _row_without_noise(
         measured(cell_a.time_us, cell_a.low_us, cell_a.high_us),
         measured(cell_b.time_us, cell_b.low_us, cell_b.high_us),
     )
-    comparison = absolute
-    if baseline and name != baseline:
+    if baseline in ("", name):
+        baseline, comparison = "", absolute
+    else:
         in_a = compare_samples(cell_a.samples, a.cells[case, baseline].samples, confidence=confidence)
         in_b = compare_samples(cell_b.samples, b.cells[case, baseline].samples, confidence=confidence)
         comparison = quotient(in_b, in_a)
     time_moved = absolute.low > 1 + MIN_SESSION_NOISE or absolute.high < 1 - MIN_SESSION_NOISE
     return ComparedRow(
-        case=case, name=name, weight=cell_a.weight, a_us=cell_a.time_us, b_us=cell_b.time_us,
-        baseline="" if name == baseline else baseline, changed=changed, comparison=comparison,
-        drift=changed is False and time_moved,
+        case, name, cell_a.weight, a_us=cell_a.time_us, b_us=cell_b.time_us, baseline=baseline,
+        changed=changed, comparison=comparison, drift=changed is False and time_moved,
     )  # fmt: skip
 
 
@@ -306,12 +295,10 @@ CaseTimes = dict[tuple[str, str], Comparison]
 """The time that each device took for one case in each pass, in microseconds, by device and pass."""
 
 
-def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
+def spreads(calibrations: Sequence[Calibration]) -> list[Spread]:
     """The spread of each type of which two or more devices measured the same case."""
-    by_type = defaultdict[str, list[Calibration]](list)
-    for calibration in calibrations:
-        by_type[calibration.type].append(calibration)
-    maybe_spreads = [_spread(type, of_type) for type, of_type in by_type.items()]
+    types = dict.fromkeys(c.type for c in calibrations)
+    maybe_spreads = [_spread(type, [c for c in calibrations if c.type == type]) for type in types]
     return [spread for spread in maybe_spreads if spread]
 
 
@@ -329,22 +316,20 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
     to_median, drifts = [], []
     for case, case_times in times.items():
         median = _median_device(devices, case_times)
+        to_itself = Comparison(1.0, 1.0, 1.0, "same")
         for device in devices:
-            if device == median:
-                to_median.append(DeviceRatio(device, case, Comparison(1.0, 1.0, 1.0, "same")))
-            elif (device, median) in ratios[case]:
-                to_median.append(DeviceRatio(device, case, widened(ratios[case][device, median], factor)))
+            ratio = to_itself if device == median else ratios[case].get((device, median))
+            if ratio:
+                to_median.append(DeviceRatio(device, case, widened(ratio, factor)))
             if (device, "first") in case_times and (device, "last") in case_times:
                 drift = quotient(case_times[device, "last"], case_times[device, "first"])
                 drifts.append(DeviceRatio(device, case, widened(drift, factor)))
     # One of the two directions of each pair has a ratio of 1 or more, so the largest ratio is at least 1.
     wide_pairs = [widened(ratio, factor) for ratio in directed_pairs]
     widest = Comparison(
-        ratio=max(pair.ratio for pair in wide_pairs),
-        low=max(1.0, *(pair.low for pair in wide_pairs)),
-        high=max(pair.high for pair in wide_pairs),
-        verdict="unclear",
-    )
+        ratio=max(pair.ratio for pair in wide_pairs), low=max(1.0, *(pair.low for pair in wide_pairs)),
+        high=max(pair.high for pair in wide_pairs), verdict="unclear",
+    )  # fmt: skip
     return Spread(type, devices, to_median, drifts, widest)
 
 
@@ -369,10 +354,9 @@ def _ratios_of_devices(devices: Sequence[str], times: CaseTimes) -> dict[tuple[s
 
 def _median_device(devices: Sequence[str], times: CaseTimes) -> str:
     """The device with the median time of a case; of an even number the faster of the two in the middle."""
-    by_time = []
-    for device in devices:
-        of_device = [time for (measured_by, _), time in times.items() if measured_by == device]
-        if of_device:
-            by_time.append((pooled(of_device).ratio, device))
-    _, median = sorted(by_time)[(len(by_time) - 1) // 2]
+    by_device = {d: [time for (of, _), time in times.items() if of == d] for d in devices}
+    by_time = sorted(
+        (pooled(of_device).ratio, device) for device, of_device in by_device.items() if of_device
+    )
+    _, median = by_time[(len(by_time) - 1) // 2]
     return median

@@ -31,8 +31,7 @@ def changed_since(folder: Path, results: Path = RESULTS) -> tuple[RecordedRun, R
 
 
 def _earlier_runs(now: RecordedRun, results: Path) -> Iterator[tuple[str, Path]]:
-    """Yields for each earlier run of the same op on the same machine the time it began, and its folder. Races
-    are left out."""
+    """Yields the beginning and the folder of each earlier run of the op on this machine, without races."""
     local = sorted((results / "local").glob("*/run.json"), reverse=True)[:MAX_LOCAL_RUNS]
     committed = (file for file in results.glob("*/*/run.json") if file.parent.parent.name != "local")
     for file in (*local, *committed):

@@ -1,5 +1,4 @@
-"""Effects of flags, alone and in pairs, on an implementation in a case; and which kernels a setting
-changed."""
+"""Effects of flags, alone and in pairs, on an implementation; and which kernels a setting changed."""
 
 from __future__ import annotations
 
@@ -33,10 +32,9 @@ def _only_in_a(a: Cell, b: Cell) -> list[str]:
     total_us = sum(a.kernel_us)
     times = zip(a.kernels, a.kernel_us, strict=True)
     main = [name for name, us in times if us > 0 and us >= MAIN_SHARE * total_us]
-    only_in_a = [name for name in main if name not in b.kernels]
-    if a.picked not in ("", b.picked):
-        only_in_a.append(a.picked)
-    return only_in_a + [name for name in a.ran if name not in b.ran]
+    picked = [a.picked] if a.picked not in ("", b.picked) else []
+    kernels = [name for name in main if name not in b.kernels]
+    return [*kernels, *picked, *(name for name in a.ran if name not in b.ran)]
 
 
 def changes(a: Cell, b: Cell) -> str:
@@ -80,7 +78,7 @@ def effects(
         return []
     contrasts = list(_contrasts(settings, values))
     effect_confidence = 1 - (1 - confidence) / len(contrasts)
-    found = []
+    flag_effects = []
     for kind, what, weights in contrasts:
         by_block = []
         for block, index in shared:
@@ -89,8 +87,9 @@ def effects(
         over_blocks = interval(by_block, effect_confidence)
         low, high = math.exp(over_blocks.low), math.exp(over_blocks.high)
         word = verdict(low, high, noise=noise, margin=margin)
-        found.append(Effect(kind, what, Comparison(math.exp(over_blocks.mean), low, high, word)))
-    return found
+        comparison = Comparison(math.exp(over_blocks.mean), low, high, word)
+        flag_effects.append(Effect(kind, what, comparison))
+    return flag_effects
 
 
 def _contrasts(
@@ -105,11 +104,8 @@ def _contrasts(
         averaged = len(settings) / len(values[flag])  # settings of the other flags
         for changed in changed_values:
             signs = {first: 1, changed: -1}  # a speedup is the time before over the time after
-            yield (
-                "main",
-                f"{flag}: {value_text(first)} -> {value_text(changed)}",
-                {s: signs[of[flag]] / averaged for s, of in settings.items() if of[flag] in signs},
-            )
+            weights = {s: signs[of[flag]] / averaged for s, of in settings.items() if of[flag] in signs}
+            yield "main", f"{flag}: {value_text(first)} -> {value_text(changed)}", weights
     for flag_a, flag_b in itertools.combinations(values, 2):
         averaged = len(settings) / (len(values[flag_a]) * len(values[flag_b]))
         for a, b in itertools.product(values[flag_a][1:], values[flag_b][1:]):

@@ -19,8 +19,7 @@ RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Cell | Verdict | CaseDone | DeviceUsed | Calibration, Field(discriminator="kind")]
 )
 COMPLETE = ("case", "device", "calibration")
-"""Kinds of records after which a journal is complete. A cell or a verdict needs the record of its case, which
-comes after it."""
+"""Kinds of records after which a journal is complete: that of a case follows its cells and verdicts."""
 
 
 class Journal:
@@ -72,9 +71,8 @@ class Journal:
             if not isinstance(version, int):
                 raise UsageError(f"{path} is not a run of this suite: it has no schema_version")
             if version > SCHEMA:
-                raise UsageError(
-                    f"{path} has schema {version}; this version of the suite reads up to {SCHEMA}: update it"
-                )
+                known = f"this version of the suite reads up to {SCHEMA}: update it"
+                raise UsageError(f"{path} has schema {version}; {known}")
             return Run.model_validate_json(text)
         except (ValueError, AttributeError) as error:
             raise UsageError(f"cannot read {path}: {mistake(error)}") from None

@@ -15,25 +15,19 @@ from harness.timing.rounds import Disturbed
 
 SCHEMA = 6
 """Version 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races and only one
-setting; 4 no phases, and no disturbed rounds that count because there are no quiet ones; 5 no devices of a
-cluster."""
+setting; 4 no phases, and no disturbed rounds that count because none are quiet; 5 no devices of a cluster."""
 
 KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats", "search": "entries"}
 """Attribute -> its older name in files and in `--json`. Programs rely on the older names."""
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        alias_generator=lambda name: KEYS.get(name, name),
-        validate_by_name=True,
-        serialize_by_alias=True,
-    )
+    model_config = ConfigDict(extra="forbid", alias_generator=lambda name: KEYS.get(name, name),
+                              validate_by_name=True, serialize_by_alias=True)  # fmt: skip
 
 
 class Samples(Record):
-    """The samples of an entry, as columns: a sample's block, the number of its round, and seconds per
-    call."""
+    """The samples of an entry, as columns: a sample's block, its round's number, and seconds per call."""
 
     block: list[int] = []
     round: list[int] = []
@@ -45,7 +39,6 @@ class Samples(Record):
         return dict(zip(zip(self.block, self.round, strict=True), self.seconds, strict=True))
 
     def add(self, others: Samples) -> None:
-        """Appends other samples."""
         self.block += others.block
         self.round += others.round
         self.seconds += others.seconds

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
 from harness.report.fitting_table import table_of
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.report.text import ranged
 from harness.serving.ab.plan import Plan, client, launch
 from harness.serving.ab.record import Record
@@ -109,7 +109,7 @@ def _needed(plan: Plan, pair_s: float) -> str:
         )
     where = f"where launches differ by {spread:g} %, as on 8 MI355X with DeepSeek-R1"
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
-    return f"{plain(table_of(rows))}\n{where}{unseen}"
+    return f"{plain_text(table_of(rows))}\n{where}{unseen}"
 
 
 def _time(seconds: float) -> str:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 
 from harness.report.fitting_table import table_of
-from harness.report.notes import noted
+from harness.report.notes import printed_notes
 from harness.report.text import counted, grouped
 from harness.serving.compare.identity import length
 from harness.serving.schema import SCOPES, ServingRun, Severity
@@ -76,7 +76,7 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
             names += f" and {len(ids) - MOST_NAMED} more"
         lines.append((label, f"{names}: {' '.join(text.split())}"))
     if lines:
-        parts += ["", noted(lines)]
+        parts += ["", printed_notes(lines)]
     return Group(*parts)
 
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 
 from harness.paths import PUBLISHED
 from harness.report.fitting_table import FittingTable, table_of
-from harness.report.notes import Notes, noted
+from harness.report.notes import Notes, printed_notes
 from harness.report.text import ranged
 from harness.serving.ledger import NAME, ledger_lines, read, rows
 from harness.serving.link.calibration import TPOT_CONSTANTS, TTFT_CONSTANTS, Normal, Value
@@ -52,7 +52,7 @@ def prediction(
         savings = [[f"{-100 * need.share:.1f} %" for need in outlook.needs] for outlook in outlooks]
         parts.append("\nchange of TPOT if an op took no time, by concurrency:")
         parts.append(_by_load(outlooks, savings))
-    return Group(*parts, "", noted(_notes(link, last)))
+    return Group(*parts, "", printed_notes(_notes(link, last)))
 
 
 def as_json(
@@ -181,7 +181,7 @@ def validation(found: Validation) -> RenderableType:
     of_all = [*_errors(found.together), *_errors(found.with_drafts)]
     of_servers = [row for server in servers for row in _errors(server)]
     above: list[RenderableType] = [table_of(of_all), ""] if of_all else []
-    return Group(*above, table_of(of_servers), "", noted(notes))
+    return Group(*above, table_of(of_servers), "", printed_notes(notes))
 
 
 def _errors(server: Validated) -> Iterator[dict[str, object]]:

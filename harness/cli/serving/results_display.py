@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 
 from harness.paths import command
 from harness.report.fitting_table import table_of
-from harness.report.notes import Notes, noted
+from harness.report.notes import Notes, printed_notes
 from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import grouped, ranged, significant
 from harness.serving.compare.alike import Comparison, Quantity, all_gpus
@@ -71,7 +71,7 @@ def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> Rendera
     notes += [("differs", text) for text in comparison.differing]
     notes += [("uncertain", text) for text in comparison.uncertain]
     notes += [("found", text) for text in comparison.found]
-    return Group(answer, *lines, "", noted(notes))
+    return Group(answer, *lines, "", printed_notes(notes))
 
 
 def _metric_text(metric: Metric) -> str:
@@ -111,7 +111,9 @@ def ledger_text(rows: Sequence[LedgerRow], with_rows: bool) -> RenderableType:
     if not with_rows:
         parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
         example = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
-        return Group(*parts, "the rows of one:", whole_line(COMMAND + example), "", noted(WORDS_OF_SUMMARY))
+        return Group(
+            *parts, "the rows of one:", whole_line(COMMAND + example), "", printed_notes(WORDS_OF_SUMMARY)
+        )
     for ledger, own in by_ledger.items():
         parts += [ledger, ""]
         for row in own:
@@ -120,7 +122,7 @@ def ledger_text(rows: Sequence[LedgerRow], with_rows: bool) -> RenderableType:
         for text, ids in explanations(own).items():
             others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
             parts += [f"{ids[0]}{others}: {text}", ""]
-    return Group(*parts, noted(WORDS))
+    return Group(*parts, printed_notes(WORDS))
 
 
 def _summary(lines: Sequence[LedgerLine]) -> RenderableType:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.serving.shared import AFTER, BEFORE, TARGET, WIDTH, digits, op_colours
-from harness.page.style import coloured, tips
+from harness.page.style import colour_by, tooltips
 from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
@@ -132,7 +132,7 @@ def _bars(marks: list[dict[str, Any]]) -> alt.TopLevelMixin:
         mark["order"] = classes.domain.index(mark["class"])
         if mark["phase"] == IN_STALL:
             mark["order"] += 1000  # more than there are classes: all stalls follow all decode steps
-    tooltip = tips(kernel="", **{"class": "op class"}, phase="in", origin="time from")
+    tooltip = tooltips(kernel="", **{"class": "op class"}, phase="in", origin="time from")
     return (
         alt.Chart({"values": marks})
         .mark_bar(stroke="#ffffff", strokeWidth=0.5)
@@ -199,7 +199,7 @@ def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> 
         scale=alt.Scale(type="log", base=2, domain=[places[0] / 1.15, places[-1] * 1.15], nice=False),
         axis=alt.Axis(values=places, format="d", grid=False),
     )
-    colour = coloured("side", dict(zip(sides, (BEFORE, AFTER), strict=False)))
+    colour = colour_by("side", dict(zip(sides, (BEFORE, AFTER), strict=False)))
     scale = alt.Scale(zero=True)
     base = alt.Chart({"values": list(marks)}).encode(x=x, color=colour)
     ends = base.encode(y=alt.Y("low:Q", title=name, scale=scale), y2="high:Q")
@@ -209,7 +209,7 @@ def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> 
         ends.mark_rule(strokeWidth=2, opacity=0.7),
         values.mark_line(),
         values.mark_point(filled=True, size=70, opacity=1).encode(
-            tooltip=tips(side="shown", concurrency="concurrency, requests", text=f"{name} (90 %)"),
+            tooltip=tooltips(side="shown", concurrency="concurrency, requests", text=f"{name} (90 %)"),
             description="aria:N",
         ),
     ]

@@ -10,7 +10,7 @@ import altair as alt
 
 from harness.page.document import Chart, Number, PageSection, anchor, table
 from harness.page.serving import shared
-from harness.page.style import coded, coloured, tips
+from harness.page.style import colour_by, scale_of, tooltips
 from harness.report.text import grouped, ranged
 from harness.serving.ledger import LedgerLine, LedgerRow, explanations, ledger_lines, unit_text
 
@@ -123,8 +123,8 @@ def _picture(marks: Sequence[dict[str, Any]], quantity: str, unit: str) -> alt.T
     title = f"change of {quantity}, {unit}"
     base = alt.Chart({"values": list(marks)}).encode(y=shared.names_axis("line"))
     of_side = base.encode(
-        color=coloured("side", COLOURS),
-        tooltip=tips(line="row, method", side="shown", text="change", verdict="verdict"),
+        color=colour_by("side", COLOURS),
+        tooltip=tooltips(line="row, method", side="shown", text="change", verdict="verdict"),
     )
     offset = alt.ExprRef(f"datum.side == 'predicted' ? -{APART} : {APART}")
     return alt.layer(
@@ -132,7 +132,7 @@ def _picture(marks: Sequence[dict[str, Any]], quantity: str, unit: str) -> alt.T
         of_side.mark_rule(strokeWidth=2, yOffset=offset).encode(x=alt.X("from:Q", title=title), x2="to:Q"),
         of_side.mark_point(filled=True, size=60, opacity=1, yOffset=offset).encode(
             x=alt.X("value:Q", title=title),
-            shape=alt.Shape("side:N", scale=coded(SHAPES), title=None),
+            shape=alt.Shape("side:N", scale=scale_of(SHAPES), title=None),
             description="aria:N",
         ),
         base.mark_text(align="left", fontWeight="bold", aria=False).encode(

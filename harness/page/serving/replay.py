@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Number, PageSection, Table, anchor, table
 from harness.page.serving import shared
-from harness.page.style import coded, coloured, tips
+from harness.page.style import colour_by, scale_of, tooltips
 from harness.serving.replay.replay import RERUN, Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
@@ -166,7 +166,7 @@ def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
             yOffset=alt.YOffset("arm:N", sort=None),
             color=alt.Color("class:N", scale=classes, legend=legend),
             tooltip=[
-                *tips(place="", arm="", **{"class": "op class"}),
+                *tooltips(place="", arm="", **{"class": "op class"}),
                 alt.Tooltip("ms:Q", title="alone, ms", format=".4f"),
             ],
             description="aria:N",
@@ -196,13 +196,13 @@ def changes(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
     """The difference of each arm from the base, by method, with its interval where it has one."""
     methods = [method for method in (WHOLE, ALONE) if any(mark["method"] == method for mark in marks)]
     colours = dict(zip(methods, (shared.PREDICTED, shared.OBSERVED), strict=False))
-    shapes = coded(dict(zip(methods, ("circle", "square"), strict=False)))
+    shapes = scale_of(dict(zip(methods, ("circle", "square"), strict=False)))
     title = "difference from the base, ms"
     base = alt.Chart({"values": list(marks)}).encode(
         y=shared.names_axis("arm"),
         yOffset=alt.YOffset("method:N", sort=None, scale=alt.Scale(domain=methods)),
-        color=coloured("method", colours),
-        tooltip=tips(arm="", method="of", text="difference, ms"),
+        color=colour_by("method", colours),
+        tooltip=tooltips(arm="", method="of", text="difference, ms"),
     )
     known = base.transform_filter(alt.FieldValidPredicate(field="low", valid=True))
     return alt.layer(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import altair as alt
 
-from harness.page.style import COLOURS, PROVIDERS, coded
+from harness.page.style import COLOURS, PROVIDERS, scale_of
 from harness.serving.names import OP_CLASSES
 
 VERDICT_COLOURS = COLOURS["verdicts on predictions"]
@@ -19,7 +19,7 @@ def op_colours(classes: Iterable[str]) -> alt.Scale:
     """The colours of op classes, in the order of OP_CLASSES; then classes that it lacks, in one colour."""
     names = set(classes)
     known = {name: about["colour"] for name, about in OP_CLASSES.items() if name in names}
-    return coded({**known, **dict.fromkeys(sorted(names - known.keys()), PROVIDERS["torch"])})
+    return scale_of({**known, **dict.fromkeys(sorted(names - known.keys()), PROVIDERS["torch"])})
 
 
 def names_axis(field: str) -> alt.Y:

@@ -24,7 +24,7 @@ from harness.paths import portable
 from harness.plan.budget import parse_seconds
 from harness.plan.select import launches, unknown_implementation
 from harness.report.fitting_table import table_of
-from harness.report.notes import noted
+from harness.report.notes import printed_notes
 from harness.report.text import ranged
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
@@ -159,7 +159,9 @@ class Replay(StrictRecord):
             *(("note", text) for text in self.notes),
             ("measured", f"rounds: {self.rounds}, disturbed: {self.disturbed} more; intervals are of 90 %"),
         ]
-        return Group(what, "", table_of(rows), "", noted([(label, text) for label, text in notes if text]))
+        return Group(
+            what, "", table_of(rows), "", printed_notes([(label, text) for label, text in notes if text])
+        )
 
 
 RANK = "harness.serving.replay.child:Rank"

@@ -258,7 +258,7 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
     there, here = load(carried), load(tmp_path / "here")
     assert len(there) == len(here) > 50 and (there["time_us"] == here["time_us"]).all()
     assert run_folders(carried / "mla_decode-smoke") == [carried / "mla_decode-smoke"]
-    assert len(inputs([str(carried)]).runs) == len(run_folders(tmp_path / "here")) == 4
+    assert len(inputs([str(carried)])) == len(run_folders(tmp_path / "here")) == 4
 
     names = [step.name for step in shown.outcome.jobs]
     (tmp_path / "here" / "mine.txt").write_text("of no step")

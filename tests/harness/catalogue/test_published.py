@@ -13,7 +13,7 @@ from harness.errors import UsageError
 from harness.paths import PUBLISHED, RESULTS
 from harness.report import case_table
 from harness.report.comparison_table import claims_table
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.results import claims
 from harness.results.claims import Ratio, examine, ratios, verdict
 from harness.results.schema import Cell, Samples
@@ -38,7 +38,7 @@ def test_every_figure_names_its_source_and_a_case_that_can_be():
 
 def test_a_figure_is_shown_beside_its_case_and_no_other():
     case = Case("block_scale_gemm", {"m": 64, "n": 2112, "k": 7168, "fp8": "e4m3fn", "scales": "fp32"})
-    shown = plain(case_table.published(figures(), case))
+    shown = plain_text(case_table.published(figures(), case))
     assert shown.startswith("published by others, neither measured here nor ranked:")
     assert all(text in shown for text in ("AITER, tuned", "16.5 us", "MI300X", "profiler", "DeepGEMM v1"))
     assert "19.8 us" not in shown, "that is of 128 rows"
@@ -130,9 +130,9 @@ def test_each_claim_is_held_against_each_kind_of_rival_on_its_own_hardware(snaps
         "the best of torch": "not supported",
         "Triton": "not measured on MI300X",
     }
-    text, _, _ = plain(claims_table(document, [*tests.values()])).partition("\nOn their")
+    text, _, _ = plain_text(claims_table(document, [*tests.values()])).partition("\nOn their")
     snapshot(Path(__file__).parent / "snapshots" / "claims.txt", text)
-    assert "none of the claim, against nothing" in plain(claims_table(document, [tests["Triton"]]))
+    assert "none of the claim, against nothing" in plain_text(claims_table(document, [tests["Triton"]]))
 
 
 def test_claims_prints_its_table_here(here):

@@ -13,7 +13,7 @@ from harness.decide.text import decision_text, facts
 from harness.decide.worth import decided
 from harness.page.decision import decision_page
 from harness.page.html import html
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.results.read import run_folders
 from tests.support.decision_runs import PLACE, gemm, mla, moe, run
 from tests.support.decision_worlds import ENGINE, set_rules
@@ -55,7 +55,9 @@ def without(folder: Path, text: str) -> str:
 
 def test_as_text_and_page(runs, snapshot):
     decision, worth = made(runs)
-    snapshot(HERE / "snapshots" / "decision.txt", without(runs, plain(decision_text(decision, worth), 110)))
+    snapshot(
+        HERE / "snapshots" / "decision.txt", without(runs, plain_text(decision_text(decision, worth), 110))
+    )
     page = page_text(decision_page(decision, worth).sections)
     snapshot(HERE / "snapshots" / "page.txt", without(runs, page))
 

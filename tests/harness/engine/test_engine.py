@@ -11,7 +11,7 @@ from harness.engine import EngineRequest, engine_view
 from harness.page.assemble import engine_section
 from harness.paths import ROOT
 from harness.report.engine_table import Section
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from shapes.models import model
 
 COLUMNS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -108,7 +108,7 @@ def test_csv_has_a_line_for_each_shape(here, tmp_path):
 def test_names_in_notes_stay_whole():
     """Names of SGLang's files have a blank between brackets."""
     name = "aiter/a-long-name/" * 6 + "block_shape=[128, 128].json"
-    text = plain(Section("falls back", [f"no entry in {name}; runs\n  64 tokens: {name}: x"]))
+    text = plain_text(Section("falls back", [f"no entry in {name}; runs\n  64 tokens: {name}: x"]))
     assert text.splitlines() == [
         "falls back", "  no entry in", f"    {name};", "    runs",
         "    64 tokens:", f"      {name}:", "      x",

@@ -110,14 +110,12 @@ def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_ano
                  "an ab/ab.json", *(part + "ledger.jsonl" for part in parts)):  # fmt: skip
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    found = [
-        [path.relative_to(tmp_path).as_posix() for path in of]
-        for of in vars(inputs([str(tmp_path)])).values()
-    ]
-    assert found == [["a run"], ["an ab"], ["ledger.jsonl", "of an experiment/ledger.jsonl"], []]
+    found = [(kind, path.relative_to(tmp_path).as_posix()) for kind, path in inputs([str(tmp_path)])]
+    ledgers = [("ledger", "ledger.jsonl"), ("ledger", "of an experiment/ledger.jsonl")]
+    assert found == [("run", "a run"), ("A/B", "an ab"), *ledgers]
     (tmp_path / "written").mkdir()
     (file := tmp_path / "written/link.json").touch()
-    assert inputs([str(file.parent)]).documents == [file]
+    assert inputs([str(file.parent)]) == [("document", file)]
 
 
 def test_the_command(here, tmp_path):

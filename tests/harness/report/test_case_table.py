@@ -6,7 +6,7 @@ import pytest
 
 from harness.report.case_table import case_table
 from harness.report.notes import disturbance
-from harness.report.terminal import WIDTH, plain
+from harness.report.terminal import WIDTH, plain_text
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Verdict
 from tests.support.written_runs import a_cell
 
@@ -37,7 +37,7 @@ def verdict(a: str, about: str, low: float | None, high: float | None, ratio: fl
 
 def table(*records: Cell | Verdict | CaseDone, columns: int | None = None) -> str:
     done = () if any(isinstance(record, CaseDone) for record in records) else (DONE,)
-    return plain(case_table([*records, *done]), columns)
+    return plain_text(case_table([*records, *done]), columns)
 
 
 RERUN = "torch.sdpa (again)"

@@ -9,7 +9,7 @@ import pytest
 from harness.report.case_table import case_table
 from harness.report.conclusion import conclusion, conclusion_lines
 from harness.report.rows import CaseResult
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.report.text import grouped
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record, Verdict
@@ -24,9 +24,9 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     journal = Journal(ROOT / "results/epyc-zen4-2core/toggle" / name)
     finished = list(journal.finished().values())
-    text = plain(case_table(finished[0], journal.run()), columns)
+    text = plain_text(case_table(finished[0], journal.run()), columns)
     assert max(map(len, text.splitlines())) <= (columns or 100)
-    text += "\n" + plain(conclusion([*map(CaseResult.of, finished)], journal.run()), columns) + "\n"
+    text += "\n" + plain_text(conclusion([*map(CaseResult.of, finished)], journal.run()), columns) + "\n"
     snapshot(SNAPSHOTS / f"settings-{name}-{columns or 'piped'}.txt", text)
     revisions = journal.run().model_copy(update={"trees": {"HEAD": "/somewhere"}})
     assert conclusion_lines([], revisions) == ("nothing was measured, so nothing is known", [])

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from harness.report.fitting_table import Column, FittingTable, table_of
 from harness.report.lists import listing
-from harness.report.notes import REPRODUCE, noted
-from harness.report.terminal import WIDEST, WIDTH, plain, show
+from harness.report.notes import REPRODUCE, printed_notes
+from harness.report.terminal import WIDEST, WIDTH, plain_text, show
 from kernels.platform import named
 
 TABLE = FittingTable(
@@ -75,22 +75,22 @@ def test_rows_by_name_lose_their_last_columns():
     assert [(c.right, c.wraps, c.spare) for c in table.columns] == [
         (False, True, 0), (True, False, 0), (False, True, 2), (True, False, 3)
     ]  # fmt: skip
-    assert plain(table, 60).splitlines()[-1] == "not shown for lack of width: why, late"
-    assert "late" in plain(table).splitlines()[0], "a file has all"
+    assert plain_text(table, 60).splitlines()[-1] == "not shown for lack of width: why, late"
+    assert "late" in plain_text(table).splitlines()[0], "a file has all"
 
 
 def test_the_least_important_columns_go_first():
     columns = [Column("name"), Column("first", spare=2), Column("then", spare=1)]
     wide = FittingTable(columns, [["a" * 20, "b" * 20, "c" * 20]])
-    assert plain(wide, 64).splitlines()[0].split() == ["name", "first", "then"]
-    assert plain(wide, 63).splitlines()[0].split() == ["name", "then"]
-    assert plain(wide, 41).splitlines()[0].split() == ["name"]
+    assert plain_text(wide, 64).splitlines()[0].split() == ["name", "first", "then"]
+    assert plain_text(wide, 63).splitlines()[0].split() == ["name", "then"]
+    assert plain_text(wide, 41).splitlines()[0].split() == ["name"]
 
 
 def test_no_column_is_shrunk_to_nothing():
     columns = [Column("share"), Column("sizes"), Column("kernel"), Column("left out", spare=1)]
     table = FittingTable(columns, [["69.4%", "m=128 n=2112 k=7168", "k" * 30, "l" * 20]])
-    two, three = (plain(table, width).splitlines()[2:] for width in (52, 30))
+    two, three = (plain_text(table, width).splitlines()[2:] for width in (52, 30))
     assert two[:2] == [f"69.4%  m=128 n=2112   {'k' * 30}", "       k=7168"], "cells break between words"
     assert three[:3] == [f"69.4%  m=128   {'k' * 30}", "       n=2112", "       k=7168"], "or it is wider"
 
@@ -107,9 +107,11 @@ def test_lists_take_the_width_of_the_terminal(monkeypatch):
 
 def test_a_command_is_never_broken(in_terminal):
     line = f"  python -m harness report {'results/' * 30} --open"
-    for text in (plain(f"as pictures:\n{line}", 40), plain(line), in_terminal(80, line)):
+    for text in (plain_text(f"as pictures:\n{line}", 40), plain_text(line), in_terminal(80, line)):
         assert line in text.splitlines()
-    assert all(len(other) <= 40 for other in plain("words " * 30, 40).splitlines())
+    assert all(len(other) <= 40 for other in plain_text("words " * 30, 40).splitlines())
     for columns in (40, None):
-        notes = plain(noted([("wrong", "a: off"), (REPRODUCE, line.strip()), ("note", "b")]), columns)
+        notes = plain_text(
+            printed_notes([("wrong", "a: off"), (REPRODUCE, line.strip()), ("note", "b")]), columns
+        )
         assert notes.splitlines() == ["wrong  a: off", "note   b", "reproduce:", line]

@@ -17,7 +17,7 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.progress import Progress
 from harness.report.case_table import case_table
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseMeasurer
 from harness.run.cells import Group, build_cells, build_records
@@ -47,7 +47,7 @@ def shown(entry: Entry, rounds: int = 2, case: Case = CASE, device: Platform = G
     cells, _ = build_cells(measured, device, a_run())
     cell = cells[entry.name]
     done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
-    return cell, plain(case_table([cell, done]))
+    return cell, plain_text(case_table([cell, done]))
 
 
 FACTS = (
@@ -128,7 +128,7 @@ def test_a_run_shows_a_row_that_is_refused_for_a_defect(monkeypatch, tmp_path):
     cell, done = measurer.measure(case, 1, 1, tmp_path)
     assert (cell.status, cell.time_us) == ("unsupported", None)
     assert cell.reason.startswith("known: ROCm/aiter#4957, GPU fault")
-    assert "known: ROCm/aiter#4957, GPU fault" in plain(case_table([cell, done]))
+    assert "known: ROCm/aiter#4957, GPU fault" in plain_text(case_table([cell, done]))
 
 
 def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from harness.cli.serving.ab_display import planned, shown
 from harness.errors import UsageError
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.serving.ab import result as predict
 from harness.serving.ab.plan import made
 from harness.serving.ab.record import Record
@@ -85,5 +85,5 @@ def test_what_was_expected_stands_beside_what_was_found(tmp_path, tpot, meets):
     (line,) = found["expected"]
     assert (line["change"], line["low"], line["high"]) == (-10, -15, -5) and line["meets"] is meets
     says = f"by -10.00 % (-15.00 to -5.00), and did by {line['found']:+.2f} %: the intervals"
-    text = " ".join(plain(shown(found)).split())
+    text = " ".join(plain_text(shown(found)).split())
     assert f"changed: TPOT, mean was expected to change {says} {'meet' if meets else 'do not meet'}" in text

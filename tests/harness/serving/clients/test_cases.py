@@ -9,7 +9,7 @@ import pytest
 from harness.cli.serving.load_display import runs_table
 from harness.errors import UnreadableError
 from harness.paths import ROOT
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.serving import load
 from harness.serving.clients.load import beside_each_other
 from harness.serving.compare.identity import of_run
@@ -63,7 +63,7 @@ def test_a_case(name, found, gone, kept, says):
     ("s32", ("201.6 *",)), ("s01", ("1463.2 / instance", "3 suspect")),
 ])  # fmt: skip
 def test_the_table_shows_what_was_measured_and_nothing_else(name, cells):
-    text = plain(runs_table(case(name), files=1, unread=0))
+    text = plain_text(runs_table(case(name), files=1, unread=0))
     assert all(cell in text for cell in cells) and "1024/1024" not in text
 
 
@@ -224,7 +224,7 @@ def test_what_has_no_column_is_shown_with_its_bound():
         "12.8 of ? / ?": Metric(name="throughput", value=12.8, unit="tok/s", tokens="unknown"),
     }.items():
         run = ServingRun(id="made", client="test", source="made", metrics=(metric,))
-        assert said in plain(runs_table([run], files=1, unread=0))
+        assert said in plain_text(runs_table([run], files=1, unread=0))
     longest = OfferedLoad(longest_input_len=1024, longest_output_len=512)
     run = run.model_copy(update={"workload": longest})
-    assert "<=1024/<=512" in plain(runs_table([run], files=1, unread=0))
+    assert "<=1024/<=512" in plain_text(runs_table([run], files=1, unread=0))

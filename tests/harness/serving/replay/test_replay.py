@@ -15,7 +15,7 @@ from harness.cli.serving.replay import replay_command
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
 from harness.page.serving.replay import replay_section, replays
-from harness.report.terminal import plain
+from harness.report.terminal import plain_text
 from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import replay as replaying
@@ -232,7 +232,7 @@ def test_measured_in_the_step_and_alone(here, monkeypatch):
     assert slow.alone == pytest.approx(len(gemms) * 3.0) and base.alone is None
     assert base.places_alone.keys() == OP_CLASS.keys()
     assert list(base.classes_alone())[:2] == ["mla_decode", "block_scale_gemm"], "the longest first"
-    text = " ".join(plain(found.table()).split())
+    text = " ".join(plain_text(found.table()).split())
     assert "base block_scale_gemm=torch.bf16, fused_moe" in text and "note a note" in text
     assert f"block_scale_gemm {len(gemms)} (" in text
 

@@ -32,7 +32,7 @@ CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 2412.19437)."""
 
 
-def _lengths(a: str, b: str) -> bool:
+def _is_same_length(a: str, b: str) -> bool:
     """Whether two lengths are alike: means within LENGTH_TOLERANCE; a mean from half of the longest length to
     all of it, if one side gives only the longest; the same longest, if both give only that."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
@@ -93,7 +93,7 @@ def _precision(run: ServingRun) -> str:
         return flag
     if CHECKPOINT_FP8.search(_model(run)) and engine_name(run.engine) not in CONVERTS:
         return "fp8 block-scale"
-    return reported or flag.removesuffix("auto")
+    return reported or flag.replace("auto", UNKNOWN)
 
 
 def _cache(run: ServingRun) -> str:
@@ -303,9 +303,9 @@ FIELDS: dict[str, Field] = {
     "mode": Field(lambda run: run.mode.replace("unknown", UNKNOWN),
                   "a batch known from the start and requests as they come are different jobs", True),
     "input length": Field(lambda run: _length_text(run, "input"), f"prefill's share of the time {NO_FACTOR}",
-                          True, _lengths),
+                          True, _is_same_length),
     "output length": Field(lambda run: _length_text(run, "output"), f"decode's share of the time {NO_FACTOR}",
-                           True, _lengths),
+                           True, _is_same_length),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
     "prompts for each place": Field(_prompts_for_each, agree=lambda a, b: round(float(a)) == round(float(b))

@@ -134,11 +134,8 @@ class Replay(StrictRecord):
         step, base = self.step, self.arms[self.base]
         rows = []
         for name, arm in self.arms.items():
-            row = {
-                "arm": name,
-                "change ms": arm.change.text() if arm.change else "",
-                "verdict": arm.verdict(),
-            }
+            row = {"arm": name, "change ms": arm.change.text() if arm.change else ""}
+            row["verdict"] = arm.verdict()
             row["step ms"] = arm.step.text(".4g") if arm.step else ""
             row["alone ms"] = "" if arm.alone is None else f"{arm.alone:+.4g}"
             row["whole model ms"] = arm.whole.text() if arm.whole else ""
@@ -215,7 +212,7 @@ def plans(
         for requests in map(int, batch.split(",")):
             whole = ReplayStep(rank, Parallel(tp=tp), requests, ctx, dense, moe, page, kv, routing)
             for place in whole.op_places():
-                kernels.OPS[place.op].sizes(whole.sizes(place))
+                kernels.OPS[place.op].sizes(whole.sizes(place))  # for its ValueError
             arms = read_arms(whole, platform, base, swap)
             step, notes = fitted(whole, layers, arms, platform)
             yield ReplayPlan(step, arms, budget_s, notes)

@@ -124,7 +124,8 @@ def gemm(terms: Callable[[Terms], Terms] = list, **options: Any) -> Variant:
 
 
 def reading(**readers: Callable[[Tile], Any]) -> Variant:
-    """The kernel that reads something else than a tile's a, b, a_scale or b_scale, by name."""
+    """The kernel that multiplies a changed tile. A reader returns what replaces the field of its own name: a,
+    b, a_scale or b_scale."""
     return lambda tile: multiply(replace(tile, **{name: read(tile) for name, read in readers.items()}))
 
 
@@ -148,7 +149,7 @@ def quantised(
 ) -> Quantised:
     """Quantises a, with the default options as the suite does.
 
-    block:    the values of K that share a scale
+    block:    the values of K that share a scale; if not 128, the product still reads one scale for each 128
     amax:     (a [M, blocks, block], padded with zeros) -> the magnitude that becomes `top`, [M, blocks]
     top:      the largest FP8 value; 0 stands for that of the format
     rounding: rounds to the FP8 of a dtype
@@ -160,7 +161,7 @@ def quantised(
     x = torch.nn.functional.pad(operands.a.float(), (0, -k % block)).unflatten(1, (-1, block))
     scale = block_scale(amax(x), replace(fmt, max=top), known_scales(operands.sizes.scales))
     q = rounding(fmt.dtype, (x / scale[..., None]).clamp(-top, top))
-    return q.flatten(1)[:, :k], stored(scale)[:, :k_blocks]
+    return q.flatten(1)[:, :k], stored(scale)[:, :k_blocks]  # blocks of 64 have more scales than are read
 
 
 def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
@@ -184,7 +185,8 @@ def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int 
     where there is no second. row: None for `chosen_row`"""
 
     def compute(operands: Operands, right: torch.Tensor) -> torch.Tensor:
-        wrong_row, n = chosen_row(operands) if row is None else row, right.shape[1]
+        wrong_row = chosen_row(operands) if row is None else row
+        n = right.shape[1]
         first_column = BLOCK if n > BLOCK else 0
         rows = torch.tensor([wrong_row], device=right.device)
         columns = torch.arange(first_column, min(n, 2 * BLOCK), device=right.device)
@@ -204,7 +206,7 @@ def transposed(tile: Tile) -> torch.Tensor:
 def middle_replaced(terms: Terms) -> Terms:
     """The block in the middle is replaced by the one before it. Of a single block nothing is replaced."""
     middle = len(terms) // 2
-    return terms[:middle] + terms[middle - 1 :][:1] + terms[middle + 1 :]
+    return [*terms[:middle], terms[middle - 1], *terms[middle + 1 :]]
 
 
 b_scales = partial(changed, "b_scale")

@@ -118,7 +118,7 @@ def layer(
         if expert_plan.requant:
             h = requantised(operands, h)
         products = expert_plan.down_product(h, expert_plan.weights(operands, expert, "w2"))
-        weighted = plan.weighted(expert_plan.expert_out(products) * weights[row, place, None].float())
+        weighted = expert_plan.weighted(expert_plan.expert_out(products) * weights[row, place, None].float())
         # A wrong choice may give a token the same expert twice, so rows can repeat.
         total = plan.total(total + torch.zeros_like(total).index_add_(0, row, weighted))
     return total

@@ -33,14 +33,16 @@ PYTHON, C = (".py",), (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
 # What is no code: docstrings and comments.
 NO_PYTHON = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)
 NO_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-# How a name is read: in Python as `.NAME`, or as a string unless that begins a line of a list or table.
+# How a name is read. In Python: as `.NAME`; as a string after other text in its line, or after a bracket that
+# ends a line; as a string that begins a line, unless a comma or colon follows, as in a list or table.
 READ_IN_PYTHON = r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""
 READ_IN_C = '"NAME"'
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # a field of SGLang's server arguments
 
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
-    """The differing names that nothing reads: `name`, `found` (False, or None: not looked up) and `says`."""
+    """An entry for each differing name that nothing reads: `name`, `found` (False) and `says`. If the engine
+    cannot be looked into, also an entry without `name`: `found` is None, and `says` has the reason."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:

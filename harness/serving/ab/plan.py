@@ -65,9 +65,9 @@ class Plan(StrictRecord):
     ready:      a path that answers 200 once the server serves
     flush:      a path to POST to before a measured run
     port:       the first port that is tried; each launch takes another
-    margin:     per cent that are worth deciding
-    pairs:      so many pairs, looked at once; None: at most 12, looked at after 4, 6, 8 and 12
-    *_minutes:  expected, until the first launches have shown it
+    margin:     the least effect, in per cent, that matters
+    pairs:      the number of pairs, judged when all are there; None: at most 12, judged after 4, 6, 8 and 12
+    *_minutes:  the expected time of a launch and of a run, used until the first ones are measured
     """
 
     launch: str
@@ -106,8 +106,8 @@ class Plan(StrictRecord):
         return self.of_client(r"--(?:max-|request-)?concurrency")
 
     @property
-    def asked(self) -> int | None:
-        """The number of requests of a measured run, because some clients do not write it."""
+    def prompts_asked(self) -> int | None:
+        """The number of requests of a measured run by the plan, for clients whose file does not say it."""
         return self.prompts or self.of_client(r"--num-prompts?|--num-requests|--request-count")
 
     def of_client(self, option: str) -> int | None:
@@ -180,7 +180,7 @@ def _examine(plan: Plan) -> None:
         raise UsageError("no {seed} in the client command: each pair sends other prompts, both arms the same")
     if "{prompts}" in plan.client and plan.prompts is None:
         raise UsageError("{prompts} stands in the client command: say how many with `prompts`")
-    client(plan, plan.base, 0, 0, Path(), Path(), warm_up=True)
+    client(plan, plan.base, 0, 0, Path(), Path(), warm_up=True)  # for its UsageError
     for arm, changes in plan.arms.items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", arm):
             raise UsageError(f"an arm is named with letters, digits and .+-_ only, not {arm!r}")
@@ -201,7 +201,7 @@ def _examine(plan: Plan) -> None:
         if changes.image and "{image}" not in plan.launch:
             raise UsageError(f"arm {arm} has an image, and no {{image}} stands in the launch command")
         if plan.stop:
-            stop(plan, arm, "a-name", 0)
+            stop(plan, arm, "a-name", 0)  # for its UsageError
 
 
 def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
@@ -272,7 +272,7 @@ def _command(
         raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {known}")
     variables: dict[str, str | None] = {}
     if words[:1] == ["env"] and words[1:] and re.match(r"[A-Za-z_]\w*=", words[1]):
-        words = words[1:]  # it would take precedence over an arm's own value
+        words = words[1:]  # variables that `env` sets would take precedence over those of an arm
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
         variables[name] = _filled(value, values)

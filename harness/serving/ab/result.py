@@ -55,8 +55,7 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     if runs:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            of_arm = [prediction.model_copy(update={"of": arm}) for prediction in of_link(plan, changes)]
-            predictions += of_arm
+            predictions += [item.model_copy(update={"of": arm}) for item in of_link(plan, changes)]
     return predictions
 
 
@@ -86,11 +85,7 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     ]
     if unlike:
         raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
-    noted = []
-    for prediction in fitting[0]:
-        assumptions = (where, *prediction.assumptions)
-        noted.append(prediction.model_copy(update={"assumptions": assumptions}))
-    return noted
+    return [item.model_copy(update={"assumptions": (where, *item.assumptions)}) for item in fitting[0]]
 
 
 def _of_commands(plan: Plan) -> JsonObject:

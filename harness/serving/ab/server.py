@@ -36,6 +36,7 @@ TAIL = 65536  # bytes of the log's end that are read
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _PATTERNS = read_toml(Path(__file__).with_name("engines.toml"))
 FATAL = re.compile("|".join(_PATTERNS["fatal"]))
+# Keys of /server_info in which any two launches may differ.
 OF_ONE_LAUNCH = re.compile(rf"\b({'|'.join(_PATTERNS['of_one_launch'])})\b")
 IN_USE = re.compile("address already in use|port is already allocated", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
@@ -63,7 +64,8 @@ class Guarded:
         self, command: Command, log: Path, *, keep: int, grace: float = 5.0, stop: Command | None = None
     ) -> None:
         self.command, self.log = command, log
-        self.most_s = grace * (2 if stop else 1) + ENDED_S  # the most that ending it may take
+        # The most that ending the command may take: `grace` after SIGTERM, and as long before it for `stop`.
+        self.most_s = (2 * grace if stop else grace) + ENDED_S
         self.code: int | None = None
         orders, self._orders = os.pipe()
         self._code, code_to = os.pipe()

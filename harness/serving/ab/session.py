@@ -146,7 +146,7 @@ class Session:
         seconds = round(time.monotonic() - began, 1)
         if not result.is_file():
             raise RunFailed(f"the client wrote no {result}: put {{result}} where it takes its output file")
-        run = counted(result, plan.asked)
+        run = counted(result, plan.prompts_asked)
         metrics = {name: run.value(*metric) for name, metric in METRICS.items()}
         if metrics[plan.metric] is None:
             raise RunFailed(f"{result} has no {plan.metric}: name a `metric` that the client measures")

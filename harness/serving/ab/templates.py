@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UsageError
 from harness.files import read_toml
@@ -12,22 +10,18 @@ from harness.serving.published_documents import configurations, script
 from shapes.names import unknown
 
 MODEL = "/models/DeepSeek-R1-0528"
-
-
-@functools.cache
-def _file() -> dict[str, Any]:
-    return read_toml(Path(__file__).with_name("templates.toml"))
+TEMPLATES = read_toml(Path(__file__).with_name("templates.toml"))
 
 
 def gone() -> dict[str, str]:
     """From flags and variables that current engines no longer have to what replaces them, if anything."""
-    replacements: dict[str, str] = _file()["gone"]
+    replacements: dict[str, str] = TEMPLATES["gone"]
     return replacements
 
 
 def _plans() -> dict[str, tuple[str, str]]:
     """From name to engine and GPU, as templates.toml has them."""
-    engines = {name: table["gpus"] for name, table in _file().items() if "gpus" in table}
+    engines = {name: table["gpus"] for name, table in TEMPLATES.items() if "gpus" in table}
     return {f"{name}-{gpu.lower()}": (name, gpu) for name, gpus in engines.items() for gpu in gpus}
 
 
@@ -35,7 +29,7 @@ def listed() -> list[dict[str, str]]:
     """A row of the table of templates for each plan, then for each published set-up."""
     rows = []
     for name, (engine, gpu) in _plans().items():
-        version = _file()[engine]["version"]
+        version = TEMPLATES[engine]["version"]
         rows.append({"template": name, "kind": "a plan", "engine": version, "hardware": f"8 x {gpu}"})
     for name, setup in configurations().items():
         server, machine = f"{setup.engine} {setup.version}", f"{setup.gpus} x {setup.hardware}"
@@ -57,13 +51,13 @@ def template_text(name: str) -> str:
 
 def _toml(engine: str, gpu: str) -> str:
     """The plan of an engine on a GPU: the template, filled in with their tables of templates.toml."""
-    of_engine = _file()[engine]
+    of_engine = TEMPLATES[engine]
     of_gpu = of_engine["gpus"][gpu]
     values = {"flush": "", **of_engine, **of_gpu, "gpu": gpu}
     values["env"] = _lines("", {**of_engine.get("env", {}), **of_gpu.get("env", {})})
     values["arm_env"] = _lines("env.", of_gpu["arm"].get("env", {}))
     values["arm_flags"] = of_gpu["arm"].get("flags", "")
-    return str(_file()["template"]["plan"]).format(**values).replace("{model}", MODEL)
+    return str(TEMPLATES["template"]["plan"]).format(**values).replace("{model}", MODEL)
 
 
 def _lines(prefix: str, values: dict[str, str]) -> str:

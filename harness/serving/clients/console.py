@@ -20,15 +20,7 @@ from harness.serving.clients import trtllm
 from harness.serving.clients.console_text import HEADER, Block, blocks, unprefixed
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
-from harness.serving.clients.format import (
-    STATISTIC,
-    Format,
-    engine,
-    formats,
-    mean_of_range,
-    read_table,
-    units,
-)  # fmt: skip
+from harness.serving.clients.format import STATISTIC, Format, engine, formats, mean_length, read_table, units
 from harness.serving.clients.sglang import without_secrets
 from harness.serving.schema import OfferedLoad, ServingRun
 
@@ -36,6 +28,7 @@ LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
 OPTION = re.compile(r"""--([\w-]+)(?:[= ]\s*(?!--)("[^"]*"|'[^']*'|[^\s`]+))?""")
 NAMESPACE = re.compile(r"\bNamespace\((\w+=.*)\)\s*$")
 ARGUMENT = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[\w.+-]+)(?=,|$)""")
+# A shell operator after a command (an even number of quotes follows, so it is in none), or a comment.
 SHELL_END = re.compile(r"""\s(?:[|;&]|\d?>)(?=[^"']*(?:["'][^"']*["'][^"']*)*$).*|\s#.*""")
 TOLERANCE = 1e-2  # blocks print rates with two decimals
 
@@ -51,11 +44,11 @@ class Console(Format):
     def runs(self, document: Document) -> list[ServingRun]:
         """The runs of blocks that have numbers, and of trtllm-bench's reports, in the text's order."""
         runs = trtllm.reports(document)
-        printed = list(blocks(document.text))
-        for number, block in enumerate(printed, 1):
-            next_before = printed[number].before if number < len(printed) else None
-            run = _run(document, block, command_of(block.before, next_before))
-            runs += [] if run is None else [run]
+        result_blocks = list(blocks(document.text))
+        lines_before = [*(block.before for block in result_blocks), None]
+        for block, next_before in zip(result_blocks, lines_before[1:], strict=True):
+            if run := _run(document, block, command_of(block.before, next_before)):
+                runs.append(run)
         return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))  # by line
 
 
@@ -73,10 +66,12 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         row.find("truncated", "suspect", message)
     table = formats()["console"]
     values = _values(row, table)
-    if not any(values[label] is not None for label in values if label not in ("limit", "sent")):
+    if not any(values[label] is not None for label in values if label not in ("limit", "rate")):
         return None
-    run = table.run(Fields(where, {"benchmark duration": None} | values, findings=row.findings))
-    labels = {*row.values, "offline"} if block.offline else {*row.values}
+    run = table.run(Fields(where, values, findings=row.findings))
+    labels = {*row.values}
+    if block.offline:
+        labels.add("offline")  # what console.toml has for the header of an offline run
     clients = table.more["clients"].items()
     client = next((name for name, own in clients if not labels.isdisjoint(own)), "vllm.serve")
     backend, notes = row.text("backend"), list(table.more["notes"].get(client, ()))
@@ -97,7 +92,7 @@ def _values(row: Fields, table: Format) -> dict[str, Any]:
     unit_of: dict[str, str] = {path: rule.unit for path, rule in table.metrics.items() if not rule.latencies}
     unit_of["benchmark duration"] = "s"
     latencies = {name for rule in table.metrics.values() for name in rule.latencies}
-    plain = {*table.load.values(), *table.totals.values()} - {"limit", "sent", "benchmark duration"}
+    unitless = {*table.load.values(), *table.totals.values()} - {"limit", "rate"}  # these two are no labels
     values: dict[str, Any] = {}
     for key in row.values:
         label, _, unit = key.partition(" (")
@@ -107,10 +102,10 @@ def _values(row: Fields, table: Format) -> dict[str, Any]:
         elif label in unit_of:
             known: Mapping[str, float] = {"": 1.0} if unit_of[label] == "1" else units(unit_of[label])
             values[label] = _scaled(row, key, unit.rstrip(")"), known)
-        elif key in plain:
+        elif key in unitless:
             values[key] = row.number(key)
-        elif key in table.more["sent"]:
-            values["sent"] = row.number(key, infinite=0.0)
+        elif key in table.more["rate"]:
+            values["rate"] = row.number(key, infinite=0.0)  # 0: all at once
         elif key in table.more["limit"]:
             unlimited = str(row.take(key)).lower() in ("not set", "none")
             values["limit"] = None if unlimited else row.number(key)
@@ -161,19 +156,20 @@ class Command:
         kind = "random" if dataset.startswith("random") else dataset
         isl, osl = _requested_length(row, kind, "input"), _requested_length(row, kind, "output")
         ratio = row.number(f"{kind}_range_ratio")
-        notes = []
         if ratio is None and kind == "random" and self.program != "script":
             ratio = 0.0
+        notes = []
+        is_ratio_clear = self.program != "script" or ratio == 1  # see the head of this file
         if self.program == "sglang" and "random_input_len" in named:
-            isl, osl = mean_of_range(isl, ratio or 0.0), mean_of_range(osl, ratio or 0.0)
+            isl, osl = mean_length(isl, ratio or 0.0), mean_length(osl, ratio or 0.0)
             how = f"means of those drawn between {ratio or 0.0:g} of what was asked for and all"
             notes.append(f"lengths: {how}")
-        elif self.program == "script" and ratio not in (None, 1.0) and isl is not None:
+        elif ratio is not None and isl is not None and not is_ratio_clear:
             option = f"--random-range-ratio {ratio:g}"
             notes.append(f"lengths left out: what {option} means depends on the script's version")
             isl = osl = None
         range_ratio = None  # the shortest length over the longest
-        if ratio is not None and 0 <= ratio <= 1 and (self.program != "script" or ratio == 1):
+        if ratio is not None and 0 <= ratio <= 1 and is_ratio_clear:
             range_ratio = (1 - ratio) / (1 + ratio) if self.program == "vllm" else ratio
         prefix = row.number(f"{kind}_prefix_len") or 0.0
         load = read_table(row, formats()["console"].more["command"])
@@ -196,8 +192,8 @@ def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Comm
     if printed:
         last = printed[-1]
         return last if all(command.workload() == last.workload() for command in printed) else None
-    has_next_its_own = next_before is None or any(commands(next_before))
-    return candidates[0] if len(candidates) == 1 and has_next_its_own else None
+    next_has_its_own = next_before is None or any(commands(next_before))
+    return candidates[0] if len(candidates) == 1 and next_has_its_own else None
 
 
 def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | None) -> str:
@@ -222,7 +218,8 @@ def commands(lines: Sequence[str]) -> Iterator[Command]:
                 program = "sglang"
             elif "random_prefix_len" in options:
                 program = "vllm"
-            if {"num_prompts", "request_rate"} <= options.keys() and "<" not in match[1]:
+            is_python = "<" not in match[1]  # ARGUMENT cannot read `<function f at 0x7f>`
+            if is_python and {"num_prompts", "request_rate"} <= options.keys():
                 yield Command(program, options, printed=True)
             continue
         for program, pattern in formats()["console"].more["programs"].items():

@@ -27,7 +27,7 @@ PREFIX = re.compile(
     re.VERBOSE,
 )
 HEADER = re.compile(r"(?<!=)(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
-GLUED = 40  # characters before a header's words: a closing line of 50 and the header's own 12
+GLUED = 40  # `=` before a header's words: the header has 12, and 62 after a closing line without a newline
 CLOSING = re.compile(r"={10,}")
 SEPARATOR = re.compile(r"-{3,}[^:]*-{3,}|-{10,}")
 LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*(?P<value>\S.*)?")
@@ -76,14 +76,15 @@ def blocks(text: str) -> Iterator[Block]:
     lines = plain(text)
     headers = {number: match for number, line in enumerate(lines) if (match := HEADER.search(line))}
     starts = [*headers, len(lines)]
+    ends_in_space = not lines[-1][-1:].strip()  # or in a newline
     free = 0  # the first line that is not in a block yet
     for (at, match), end in zip(headers.items(), starts[1:], strict=True):
         is_glued = end in headers and len(headers[end][1]) >= GLUED
         block = Block(at + 1, match[2].lower() != "serving", lines[free:at])
-        before = lines[at][: match.start()]
-        body = [line.removeprefix(before) for line in lines[at + 1 : end]]  # a prefix that no rule knows
+        prefix = lines[at][: match.start()]  # of each line, also where PREFIX does not match it
+        body = [line.removeprefix(prefix) for line in lines[at + 1 : end]]
         free = at + 1 + _fill(block, body, closed_by_next=is_glued)
-        if free == len(lines) and lines[-1].strip() and not lines[-1][-1].isspace() and not block.closed:
+        if free == len(lines) and not ends_in_space and not block.closed:
             block.cut = next(reversed(block.values), "")
         yield block
 
@@ -127,4 +128,4 @@ def _labels() -> set[str]:
     """Labels whose lines belong to a block even if the value is no number, so that this is found."""
     table = formats()["console"]
     numbers = {*table.load.values(), *table.totals.values(), *table.metrics}
-    return {"backend", *table.more["limit"], *table.more["sent"], *numbers}
+    return {"backend", *table.more["limit"], *table.more["rate"], *numbers}

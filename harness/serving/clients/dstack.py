@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.serving.clients.format import Draft, mean_of_range, table_file
+from harness.serving.clients.format import Draft, mean_length, table_file
 from harness.serving.integrity.common import MARGIN
 from harness.serving.integrity.latencies import quantile_limits
 
@@ -19,7 +19,7 @@ def online(draft: Draft) -> None:
     isl, osl = row.number("random_input_len"), row.number("random_output_len")
     if load["dataset"] == "random" and (ratio := row.number("random_range_ratio")) is not None:
         load["range_ratio"] = ratio
-        isl, osl = mean_of_range(isl, ratio), mean_of_range(osl, ratio)
+        isl, osl = mean_length(isl, ratio), mean_length(osl, ratio)
     notes = [f"num_prompts {load['num_prompts']} from dstack's command"]
     shares_prefix = load["dataset"] == SHARED_PREFIX
     if shares_prefix:

@@ -109,7 +109,7 @@ class Rule(StrictRecord):
         return metrics
 
     def _metrics(self, fields: Fields, statistics: Mapping[str, str], scale: float) -> list[Metric]:
-        """The metrics at these paths, which name their statistics."""
+        """The metrics at the paths of `statistics`, which gives the statistic of each path."""
         about: dict[str, Any] = self.model_dump(include={"name", "unit", "scope", "tokens"})
         metrics = []
         for path, statistic in statistics.items():
@@ -133,7 +133,7 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its table gives it, which `odd` completes. about: further fields of the run"""
+    """A run as its format's tables give it. `Format.odd` completes it. about: further fields of the run"""
 
     row: Fields
     about: dict[str, Any]
@@ -165,7 +165,7 @@ class Format(StrictRecord):
                     `one_of`, and none of `not_with`. `a.b` is also key b of the objects in a list under a
     complete:       whether a CSV that lacks one of `own` is refused
     about:          texts: from field of ServingRun to path
-    fixed:          fields that are the same in all its files
+    fixed, fixed_load: fields of ServingRun and OfferedLoad that are the same in all its files
     load, totals, parallelism: from fields of OfferedLoad, Totals, Parallelism to paths
     duration_scale: of the file's unit in s
     metrics:        from path to the metric's rule
@@ -173,8 +173,9 @@ class Format(StrictRecord):
     units_inside:   whether these objects have their unit
     requests:       the key of single requests' end-to-end times; empty: the client keeps no lists
     says_protocol:  whether the client's `backend` names the protocol that it speaks
-    wanted:         what a message names if a row has no number of a run
-    more:           further tables of its odd function
+    notes:          those of all its runs
+    wanted:         keys that the message names if a row has no measured number
+    more:           further tables, which `odd` reads
     odd, rows:      functions of this package, as `module.function`: one completes a run, the other gives the
                     rows of a document that are not its objects
     """
@@ -313,8 +314,8 @@ Reader = Callable[[Fields, str], Any]
 
 
 def read_table(row: Fields, table: Mapping[str, str], usual: Reader = Fields.number) -> dict[str, Any]:
-    """Fields of a record, by name, read from their paths: those of SPECIAL by their own function, the others
-    by the usual one."""
+    """Fields of a record, by name, read from their paths. SPECIAL has the readers of some; `usual` reads the
+    others."""
     return {name: SPECIAL.get(name, usual)(*row.at(path)) for name, path in table.items()}
 
 
@@ -338,7 +339,7 @@ SPECIAL: Mapping[str, Reader] = {
     "num_prompts": Fields.count,
     "request_rate": request_rate,
     "ramp_up": ramp_up,
-    "duration_s": Fields.number,
+    "duration_s": Fields.number,  # the other totals are counts
 }
 
 
@@ -355,7 +356,7 @@ def units(unit: str) -> dict[str, float]:
     return scales[unit]
 
 
-def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
+def mean_length(longest: float | None, ratio: float | None) -> float | None:
     """Mean of whole lengths uniform from `ratio` times the longest (at least 1) to the longest, as SGLang's
     client draws them. None if either is not said, or the ratio is over 1."""
     if longest is None or ratio is None or ratio > 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.clients.format import Draft, Rule, mean_of_range
+from harness.serving.clients.format import Draft, Rule, mean_length
 from harness.serving.schema import Metric
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "header")
@@ -27,7 +27,7 @@ def random_lengths_and_server(draft: Draft) -> None:
         ratio = row.number("random_range_ratio")
         load["range_ratio"] = ratio
         for side in ("input", "output"):
-            load[f"{side}_len"] = mean_of_range(row.number(f"random_{side}_len"), ratio)
+            load[f"{side}_len"] = mean_length(row.number(f"random_{side}_len"), ratio)
     cached = row.values.get("cached_tokens")
     if isinstance(cached, list) and cached and all(type(tokens) is int for tokens in cached):
         tokens = sum(cached)

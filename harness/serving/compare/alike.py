@@ -117,9 +117,7 @@ def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
         ("statistic", metric_a.statistic, metric_b.statistic, "one does not give the other"),
         ("unit", side_a.unit, side_b.unit, "there is no factor between them"),
     ]
-    reasons = [
-        Reason(aspect, against(of_a, of_b), why) for aspect, of_a, of_b, why in aspects if of_a != of_b
-    ]
+    reasons = [Reason(name, against(of_a, of_b), why) for name, of_a, of_b, why in aspects if of_a != of_b]
     if not metric_a.value or not metric_b.value:
         values = against(f"{metric_a.value:g}", f"{metric_b.value:g}")
         reasons.append(Reason("value", values, "0 is not measured"))

@@ -32,7 +32,7 @@ CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 2412.19437)."""
 
 
-def _lengths(a: str, b: str) -> bool:
+def _is_same_length(a: str, b: str) -> bool:
     """Whether two lengths are alike: means within LENGTH_TOLERANCE; a mean from half of the longest length to
     all of it, if one side gives only the longest; the same longest, if both give only that."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
@@ -93,7 +93,7 @@ def _precision(run: ServingRun) -> str:
         return flag
     if CHECKPOINT_FP8.search(_model(run)) and engine_name(run.engine) not in CONVERTS:
         return "fp8 block-scale"
-    return reported or flag.removesuffix("auto")
+    return reported or flag.replace("auto", UNKNOWN)
 
 
 def _cache(run: ServingRun) -> str:
@@ -119,9 +119,9 @@ def _range(run: ServingRun) -> str:
 
 
 def _prompts_for_each(run: ServingRun) -> str:
-    places = _places(run)
+    in_flight = _most_in_flight(run)
     sent = run.workload.num_prompts or run.totals.completed
-    return f"{sent / places:.3g}" if sent and places and not run.workload.request_rate else UNKNOWN
+    return f"{sent / in_flight:.3g}" if sent and in_flight and not run.workload.request_rate else UNKNOWN
 
 
 def is_sglang(run: ServingRun) -> bool:
@@ -135,7 +135,7 @@ def _looks(run: ServingRun) -> str:
     return run.option("scheduler-recv-interval") or ("1" if is_default else UNKNOWN)
 
 
-def _places(run: ServingRun) -> float | None:
+def _most_in_flight(run: ServingRun) -> float | None:
     """Requests that can be in flight: the least of the client's and the server's limit and the prompts."""
     load = run.workload
     client_limit = load.concurrency
@@ -155,15 +155,15 @@ def _places(run: ServingRun) -> float | None:
 def _load(run: ServingRun) -> str:
     """How requests come: all at once, so many in flight, at a rate, or up to so many in flight at a rate."""
     load = run.workload
-    places = _places(run)
+    in_flight = _most_in_flight(run)
     at_once = UNKNOWN if load.num_prompts is None else f"{load.num_prompts} prompts at once"
     if run.mode == "offline":
         return at_once
     parts = []
-    if places == load.concurrency and places:
-        parts.append(f"{places:g} in flight")
-    elif places:
-        parts.append(f"{places:g} in flight of {load.concurrency:g} allowed")
+    if in_flight == load.concurrency and in_flight:
+        parts.append(f"{in_flight:g} in flight")
+    elif in_flight:
+        parts.append(f"{in_flight:g} in flight of {load.concurrency:g} allowed")
     if load.ramp_up:
         parts.append(f"{load.ramp_up} at the start")
     elif load.request_rate:
@@ -216,8 +216,8 @@ def _prefix_caching(run: ServingRun) -> str:
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
-    """`on` or `none` of a feature: by what the run says of it (None: nothing), by the server's options that
-    turn it on, and by the flags of a server without one of these."""
+    """`on` or `none` of a feature. is_on: what the run says of it, or None. options: those of the server that
+    turn it on; if a run gives its server's flags without any of these, the feature is off."""
     if is_on or run.option(*options):
         return "on"
     is_noted = any(name.replace("-", "_") in run.extra for name in options)
@@ -235,8 +235,8 @@ def _launch(run: ServingRun) -> str:
     """`eager`, `graph`, or graphs only of batches smaller than what is in flight."""
     if run.option("disable-cuda-graph", "enforce-eager"):
         return "eager"
-    largest, places = run.option("cuda-graph-max-bs"), _places(run)
-    if largest.isdecimal() and places and int(largest) < places:
+    largest, in_flight = run.option("cuda-graph-max-bs"), _most_in_flight(run)
+    if largest.isdecimal() and in_flight and int(largest) < in_flight:
         return f"graph up to a batch of {largest}"
     return "graph" if run.flags or "enforce_eager" in run.extra else UNKNOWN
 
@@ -248,6 +248,13 @@ def _failed(run: ServingRun) -> str:
     if failed is None:
         return UNKNOWN
     return f"{failed} of {(completed or 0) + failed}" if failed else "none"
+
+
+def _is_same_precision(a: str, b: str) -> bool:
+    """Whether two precisions agree. A mere `fp8` agrees with FP8 of any scales."""
+    if "fp8" in (a, b):
+        return a.startswith("fp8") and b.startswith("fp8")
+    return a == b
 
 
 @dataclass(frozen=True)
@@ -275,15 +282,14 @@ FIELDS: dict[str, Field] = {
     "version": Field(_version),
     "model": Field(lambda run: SNAPSHOT.sub("", model_name(_model(run))),
                    "another model is another work", needed=True),
-    "precision": Field(_precision, "other products, of another accuracy",  # a mere `fp8` may have any scales
-                       agree=lambda a, b: a == b or (a[:3] == b[:3] and "fp8" in (a, b))),
+    "precision": Field(_precision, "other products, of another accuracy", agree=_is_same_precision),
     "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
     "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
     "pipeline parallelism": Field(lambda run: _number(run.parallelism.pp)),
     "expert parallelism": Field(_expert_parallelism),
     "data parallelism": Field(lambda run: _number(run.parallelism.dp)),
     "DP attention": Field(_dp_attention),
-    "disaggregation": Field(lambda run: _switch(run, run.parallelism.disaggregated or None,
+    "disaggregation": Field(lambda run: _switch(run, run.parallelism.disaggregated or None,  # False: unsaid
                                                 "disaggregation-mode", "disagg")),
     "context parallelism": Field(_context_parallelism),
     "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
@@ -297,9 +303,9 @@ FIELDS: dict[str, Field] = {
     "mode": Field(lambda run: run.mode.replace("unknown", UNKNOWN),
                   "a batch known from the start and requests as they come are different jobs", True),
     "input length": Field(lambda run: _length_text(run, "input"), f"prefill's share of the time {NO_FACTOR}",
-                          True, _lengths),
+                          True, _is_same_length),
     "output length": Field(lambda run: _length_text(run, "output"), f"decode's share of the time {NO_FACTOR}",
-                           True, _lengths),
+                           True, _is_same_length),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
     "prompts for each place": Field(_prompts_for_each, agree=lambda a, b: round(float(a)) == round(float(b))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -11,17 +10,18 @@ from typing import Any
 from harness.files import read_toml
 from harness.serving.schema import Finding, ServingRun, Severity
 
+TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("texts.toml"))
 EXACT = 1e-3  # relative: of numbers that one program computed from the same numbers
 MARGIN = 0.01  # relative: by which two clocks of one run may differ
 FASTEST_STEP_MS = 0.1  # a decode step, or a first token, with a client in Python: a bound, not an estimate
-WAITS = ("client_queue_time", "schedule_delay")  # of the client: almost nothing, or long in bursts
-LIKE = 0.02  # relative: how near a factor is to a round one that is named
+WAITS = ("client_queue_time", "schedule_delay")  # waits in the client: nearly 0 ms, or long in bursts
+LIKE = 0.02  # relative: how near a ratio must be to a factor that `hint` knows
 
 
 def rounding(*values: float) -> float:
     """Half of the last decimal place with which any of the values was written."""
-    places = (-int(Decimal(f"{value:.12g}").as_tuple().exponent) for value in values if value)
-    return 0.5 * 10.0 ** -max(0, *places, 0)
+    places = [-int(Decimal(f"{value:.12g}").as_tuple().exponent) for value in values if value]
+    return 0.5 * 10.0 ** -max([0, *places])
 
 
 def apart(stated: float, expected: float, *inputs: float) -> float:
@@ -32,14 +32,10 @@ def apart(stated: float, expected: float, *inputs: float) -> float:
     return max(0.0, abs(stated / expected - 1) - allowed)
 
 
-@functools.cache
-def _texts() -> dict[str, dict[str, str]]:
-    return read_toml(Path(__file__).with_name("texts.toml"))
-
-
 def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
     """A finding of a rule, with one of its texts (texts.toml) and these values."""
-    message = _texts()[rule][text].format(**values)
+    message = TEXTS[rule][text].format(**values)
+    # `1.2e+03` becomes `1200`.
     message = re.sub(r"\b\d(\.\d+)?e\+\d\d\b", lambda number: f"{float(number[0]):.0f}", message)
     return Finding(rule=rule, severity=severity, message=message)
 
@@ -58,12 +54,12 @@ def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: 
 
 def hint(run: ServingRun, ratio: float) -> str:
     """What a factor between two numbers that should be equal suggests."""
-    either = max(ratio, 1 / ratio) if ratio > 0 else 0.0
+    larger = max(ratio, 1 / ratio) if ratio > 0 else 0.0
     known = {
         1000.0: "a thousand: s for ms, or k for one?",
         1e6: "a million: s for us?",
         float(run.gpus or 0): "the number of GPUs: of one GPU for all?",
         float(run.nodes or 0): "the number of nodes: of one node for all?",
     }
-    near = (text for factor, text in known.items() if factor > 1 and abs(either / factor - 1) < LIKE)
+    near = (text for factor, text in known.items() if factor > 1 and abs(larger / factor - 1) < LIKE)
     return next((f" (off by {text})" for text in near), "")

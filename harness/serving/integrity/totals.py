@@ -27,7 +27,7 @@ LOST = 0.5  # of the server's count; below it text went missing
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
 NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; the median of ITL may be 0
 CLOCK = 0.02  # AIPerf divides by its whole time, but reports the time between its requests
-SENT = 0.9  # the least share of the requested rate, and of what chance leaves of so many random gaps
+SENT = 0.9  # the least share of the requested rate, unless chance explains a smaller one (see `sent`)
 EARLY = 0.8  # of the requested output length; below it answers stopped early
 LENGTH = 1.5  # a factor; templates, special tokens and ranges of lengths stay below it
 
@@ -274,7 +274,7 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
     size, into, out, duration = load.num_prompts, load.input_len, load.output_len, totals.duration_s
     if not duration or not size or not out or (totals.completed, totals.output_tokens) != (None, None):
         return
-    counts = {"output": size * out, "total": into and size * (into + out)}
+    counts = {"output": size * out, "total": size * (into + out) if into else None}
     for metric in run.metrics:
         count, value = counts.get(metric.tokens), run.whole_throughput(metric)
         if metric.name != "throughput" or not count or value is None:
@@ -282,10 +282,9 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
         expected = count / duration
         if apart(value, expected, duration) > MARGIN:
             asked = {"size": size, "into": into or 0, "out": out, "duration": duration}
-            values = {"kind": metric.tokens, "throughput": value, "expected": expected}
-            yield broken(
-                run, "throughput", "suspect", "asked", hint=hint(run, value / expected), **values, **asked
-            )
+            values: dict[str, object] = {"kind": metric.tokens, "throughput": value, "expected": expected}
+            values["hint"] = hint(run, value / expected)
+            yield broken(run, "throughput", "suspect", "asked", **values, **asked)
 
 
 # Values that no engine reaches, and impossible ones
@@ -373,6 +372,7 @@ def accepted(run: ServingRun) -> Iterator[Finding]:
 
 
 def _impossible(name: str, value: float, what: str) -> Finding:
+    """what: completes the message `NAME is VALUE, which cannot be`"""
     return found("plausible", "wrong", "impossible", name=name, value=value, what=what)
 
 

@@ -134,11 +134,8 @@ class Replay(StrictRecord):
         step, base = self.step, self.arms[self.base]
         rows = []
         for name, arm in self.arms.items():
-            row = {
-                "arm": name,
-                "change ms": arm.change.text() if arm.change else "",
-                "verdict": arm.verdict(),
-            }
+            row = {"arm": name, "change ms": arm.change.text() if arm.change else ""}
+            row["verdict"] = arm.verdict()
             row["step ms"] = arm.step.text(".4g") if arm.step else ""
             row["alone ms"] = "" if arm.alone is None else f"{arm.alone:+.4g}"
             row["whole model ms"] = arm.whole.text() if arm.whole else ""
@@ -215,7 +212,7 @@ def plans(
         for requests in map(int, batch.split(",")):
             whole = ReplayStep(rank, Parallel(tp=tp), requests, ctx, dense, moe, page, kv, routing)
             for place in whole.op_places():
-                kernels.OPS[place.op].sizes(whole.sizes(place))
+                kernels.OPS[place.op].sizes(whole.sizes(place))  # for its ValueError
             arms = read_arms(whole, platform, base, swap)
             step, notes = fitted(whole, layers, arms, platform)
             yield ReplayPlan(step, arms, budget_s, notes)
@@ -224,9 +221,9 @@ def plans(
 
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
-    """The arms from texts `op=impl`: those of the base; and each swap, of one or more by commas, is an arm.
-    Raises UsageError if one names an unknown op, place or implementation, or is the base by another name, and
-    NothingRan if no swap can run here."""
+    """The base, as changed by texts `op=impl`, and an arm for each text of `swap`; a text may have several
+    `op=impl` between commas. Raises UsageError if one names an unknown op, place or implementation, or is the
+    base by another name, and NothingRan if no swap can run here."""
     places = step.op_places()
     chosen = {}
     for op in sorted({place.op for place in places}):
@@ -311,6 +308,7 @@ def fitted(
 def needed(step: ReplayStep, arms: Arms) -> float:
     """Bytes of operands, outputs and the layouts of each arm. Workspaces are small beside them."""
     total = 2.0 * step.linear("lm_head").n * step.model.hidden_size  # bf16
+    # Places that differ only in their layer have the same sizes.
     for place, count in Counter(replace(place, layer=0) for place in step.op_places()).items():
         op = kernels.OPS[place.op]
         sizes = op.sizes(step.sizes(place))

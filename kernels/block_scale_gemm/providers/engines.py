@@ -146,13 +146,14 @@ class GemmTables(EngineLookUp):
     """How an engine looks up a configuration. To force one, the engine's look-up function is replaced for the
     time of a call by a function that returns it."""
 
-    engine: str  # `vllm` or `sglang`: the key of RULES, which has what no function of the engine returns
+    engine: str  # `vllm` or `sglang`: the key of RULES, which has the rules that no function here gives
     multiply: Function  # the product
-    find_table: Function  # returns its table for a weight by M, or None
+    find_table: Function  # returns its table for a weight, from M to configuration, or None
     find_device: Function  # returns the device's name
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
-        """Raises BindingError where the product does not call the look-up."""
+        """Returns a function whose context forces the configuration, or changes nothing for None. Raises
+        BindingError where the product does not call the look-up."""
         if config is None:
             return contextlib.nullcontext
         multiply = self.multiply.find()
@@ -180,10 +181,8 @@ class GemmTables(EngineLookUp):
         return sizes.m
 
     def table(self, sizes: BlockScaleGemmSizes) -> Mapping[int, EngineEntry] | None:
-        find_table: Callable[[], Any] = self.find_table.bind(
-            N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK
-        )
-        return find_table() or None  # engines treat an empty table as none
+        find: Callable[[], Any] = self.find_table.bind(N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK)
+        return find() or None  # engines treat an empty table as none
 
     def entry(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
         table = self.table(sizes)

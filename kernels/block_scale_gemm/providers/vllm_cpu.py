@@ -21,13 +21,14 @@ PACK = vllm_operator("convert_weight_packed", positions=1)
 FP8 = vllm_operator("fp8_scaled_mm_cpu", positions=7)
 BRGEMM = vllm_operator("weight_packed_linear", positions=5)
 ONEDNN = Function("vllm._custom_ops.onednn_mm", positions=3)
+ONEDNN_OPERATOR = vllm_operator("onednn_mm", positions=4)  # which the function ONEDNN calls
 ONEDNN_PACK = Function("vllm._custom_ops.create_onednn_mm", positions=2)
 
 STEP = 32  # N and K of weights that PACK takes are multiples of this
 ONEDNN_ROWS = 32  # the number of tokens for which vLLM has oneDNN choose the layout of packed weights
 
 
-class OfBf16(VllmCpu):
+class TakesBf16(VllmCpu):
     """Takes bf16 activations."""
 
     boundaries = ("with_quant",)
@@ -35,7 +36,7 @@ class OfBf16(VllmCpu):
     onednn_isa = "AVX512_CORE_BF16"
 
 
-class OfFp8(OfBf16):
+class Fp8Weights(TakesBf16):
     """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
     brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
 
@@ -54,7 +55,7 @@ def fp8_product(operands: BlockScaleGemmOperands, weights: torch.Tensor, is_pack
 
 @implementation(
     "vllm.amx",
-    OfFp8,
+    Fp8Weights,
     stationary=lambda operands: PACK.bind(operands.b_q)(),
     layout=lambda sizes: sizes.n * sizes.k,
 )
@@ -63,7 +64,7 @@ def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> C
     return fp8_product(operands, weights, is_packed=True)
 
 
-@implementation("vllm.amx_unpacked", OfFp8, workspace=lambda sizes: sizes.n * sizes.k)
+@implementation("vllm.amx_unpacked", Fp8Weights, workspace=lambda sizes: sizes.n * sizes.k)
 def amx_unpacked(operands: BlockScaleGemmOperands, out: None) -> Call:
     """The weights are as in the checkpoint, and each call packs them again: the cost in an engine that does
     not pack them once."""
@@ -72,8 +73,8 @@ def amx_unpacked(operands: BlockScaleGemmOperands, out: None) -> Call:
 
 @implementation(
     "vllm.onednn",
-    OfBf16,
-    symbols=(ONEDNN, ONEDNN_PACK, vllm_operator("onednn_mm", positions=4)),
+    TakesBf16,
+    symbols=(ONEDNN, ONEDNN_PACK, ONEDNN_OPERATOR),
     onednn_isa="AVX512_CORE",
     allocates=True,
     stationary=lambda operands: ONEDNN_PACK.bind(
@@ -90,7 +91,7 @@ def onednn(operands: BlockScaleGemmOperands, out: None, handler: object) -> Call
 
 @implementation(
     "vllm.brgemm_bf16",
-    OfBf16,
+    TakesBf16,
     symbols=(BRGEMM, PACK),
     stationary=lambda operands: PACK.bind(fp8_to_bf16(operands.b_q, operands.b_scale))(),
     fits=lambda sizes: multiples(sizes, STEP, STEP),

@@ -151,7 +151,7 @@ class SplitK(SuiteTriton):
         inputs = {"a_q": operands.a_q, "a_scale": a_scale}
         prepared = ConfiguredPrepared(operands, out, inputs=inputs)
         splits = config.splits(target, sizes)
-        sums = config.sums if splits > 1 else "whole"
+        sums = config.sums if splits > 1 else "whole"  # no parts, so nothing adds them up
         parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
         arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
@@ -193,9 +193,9 @@ def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     is_aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA_TILES:
         is_large = rows * columns >= 64 * 128
-        descriptors = [is_aligned] if is_large or not is_aligned else [True, False]
+        descriptors = [True, False] if is_aligned else [False]
         for stages, tma in itertools.product((2, 3, 4) if is_large else (3, 4, 6), descriptors):
-            if halves and not tma:
+            if not tma and (halves or (is_large and is_aligned)):
                 continue
             tile = SplitKConfig(
                 rows, columns, swap=rows < 64, halves=halves, tma=tma, warps=warps, stages=stages

@@ -90,7 +90,7 @@ WITHOUT_SMALL_SORT = Symbol(
     "sglang.srt.layers.quantization.fp8.Fp8MoEMethod",
     when="gfx950",
 )
-SORTED_BY_SGLANG = ("gfx950",)
+SMALL_SORT_ARCHS = ("gfx950",)
 
 PRODUCT = Function(
     "aiter.ops.triton.moe.moe_op.fused_moe",
@@ -146,8 +146,8 @@ def shuffled(operands: FusedMoeOperands) -> W13AndW2:
 
 
 def masked_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
-    """Returns what `expert_ids` does. The values of ids are AITER's mask: 1 for an expert of the rank, 0 for
-    the id of all others."""
+    """Returns the ids, the call that writes them, and AITER's mask, or None without expert parallelism. The
+    mask is 1 for each expert of the rank, and 0 for the id that stands for all others."""
     return layouts.expert_ids(operands, [1] * operands.sizes.local_experts + [0])
 
 
@@ -162,11 +162,11 @@ class DispatchedOfSglang(Dispatched, vendor.Sglang):
     """On gfx950 it needs SGLang too."""
 
     runtime = vendor.Sglang.runtime
-    also = ()
+    also = ()  # Sglang's own `also` is Triton, which this row does not need
 
     def installed(self, platform: Platform) -> Support:
         engine = platform.library("sglang")
-        needed = [engine] if platform.arch in SORTED_BY_SGLANG else []
+        needed = [engine] if platform.arch in SMALL_SORT_ARCHS else []
         return Support.all_of(super().installed(platform), *needed)
 
 
@@ -180,7 +180,7 @@ class DispatchedOfSglang(Dispatched, vendor.Sglang):
 def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
     sorts up to 256 pairs, which replaces AITER's in the whole process."""
-    is_sorted_by_sglang = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
+    is_sorted_by_sglang = platforms.of(operands.w13.device).arch in SMALL_SORT_ARCHS
     if is_sorted_by_sglang and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
         SMALL_SORT.bind()()
     return dispatched(operands, weights, SORTING_OF_SGLANG)

@@ -32,9 +32,9 @@ def count_kernel(
 def place_kernel(
     ids,  # int32 [pairs]
     counts,  # int32 [segments, experts], if COUNTED
-    slots,  # int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
-    row_of,  # int32 [pairs]: the slot of each pair of this rank; or None
-    expert_of,  # int32 [tiles]: the expert of each tile; with row_of [all_slots]: of each slot, at the end -1
+    slots,  # output, int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
+    row_of,  # output, int32 [pairs]: the slot of each pair of this rank; or None
+    expert_of,  # output, int32 [tiles]: of each tile; with row_of [all_slots]: of each slot, -1 at the end
     used_tiles,  # int32 [1]: the number of tiles that have an expert
     pairs, experts, pairs_of_segment,
     all_slots,  # the number of slots of all tiles
@@ -49,35 +49,33 @@ def place_kernel(
     expert, segment = tl.program_id(0), tl.program_id(1)
     all_experts, all_segments = tl.arange(0, EXPERTS), tl.arange(0, SEGMENTS)
     before = 0  # the expert's pairs in earlier segments
-    # load: the pairs of each expert
     if COUNTED:
         exists = (all_segments < tl.num_programs(1))[:, None] & (all_experts < experts)[None, :]
         at = counts + all_segments[:, None] * experts + all_experts[None, :]
         count = tl.load(at, mask=exists, other=0)
-        load = tl.sum(count, 0)
+        pairs_of_each = tl.sum(count, 0)  # the pairs of each expert
         is_before = (all_segments < segment)[:, None] & (all_experts == expert)[None, :]
         before = tl.sum(tl.where(is_before, count, 0))
     else:
-        load = tl.zeros([EXPERTS], tl.int32)
+        pairs_of_each = tl.zeros([EXPERTS], tl.int32)
         for start in range(0, pairs, CHUNK):
             at = start + tl.arange(0, CHUNK)
             owner = tl.load(ids + at, mask=at < pairs, other=-1)
-            load += tl.histogram(owner, EXPERTS, mask=owner >= 0)
-    tiles = (load + TILE - 1) // TILE
+            pairs_of_each += tl.histogram(owner, EXPERTS, mask=owner >= 0)
+    tiles = (pairs_of_each + TILE - 1) // TILE
     first_tile = tl.sum(tl.where(all_experts < expert, tiles, 0), 0)
     end_tile = first_tile + tl.sum(tl.where(all_experts == expert, tiles, 0), 0)
     tl.store(used_tiles, tl.sum(tiles, 0), mask=(expert == 0) & (segment == 0))
 
     if segment == 0:
         ENTRIES_OF_TILE: tl.constexpr = 1 if row_of is None else TILE
-        for start in range(first_tile * ENTRIES_OF_TILE, end_tile * ENTRIES_OF_TILE, CHUNK):
+        end_entry = end_tile * ENTRIES_OF_TILE
+        for start in range(first_tile * ENTRIES_OF_TILE, end_entry, CHUNK):
             at = start + tl.arange(0, CHUNK)
-            tl.store(
-                expert_of + at, tl.zeros([CHUNK], tl.int32) + expert, mask=at < end_tile * ENTRIES_OF_TILE
-            )
+            tl.store(expert_of + at, tl.zeros([CHUNK], tl.int32) + expert, mask=at < end_entry)
         if row_of is None:
             # The empty slots are fewer than a tile.
-            pairs_of_expert = tl.sum(tl.where(all_experts == expert, load, 0), 0)
+            pairs_of_expert = tl.sum(tl.where(all_experts == expert, pairs_of_each, 0), 0)
             empty = first_tile * TILE + pairs_of_expert + tl.arange(0, TILE)
             tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < end_tile * TILE)
         elif expert == experts - 1:

@@ -192,7 +192,7 @@ def test_requests_that_a_client_does_not_count_are_missed(tmp_path):
     plan = made(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
     assert counted(file, done).totals.completed == done
     with pytest.raises(RunFailed, match=f"{done} of {2 * done} requests failed"):
-        counted(file, plan.asked)
+        counted(file, plan.prompts_asked)
     file.write_text("\n".join([rows[0], rows[0].replace('"completed"', '"other": 1, "completed"')]))
     with pytest.raises(RunFailed, match="holds 2 runs: the client is to make one"):
         counted(file, done)

@@ -100,7 +100,6 @@ MOST_CASES = 40  # cases with charts of their own: more would make a page slow t
 MOST_ROUNDS = 4000  # rounds that a chart draws one by one
 MOST_INPUTS = 8  # records whose charts stand together; a page of more has an index, and no charts of rounds
 
-
 RecordKind = Literal["run", "A/B", "ledger", "document"]
 Records = Sequence[tuple[RecordKind, Path]]
 """In the order of their kinds. The path of a run or an A/B test is its folder. A document is a file that a

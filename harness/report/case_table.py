@@ -42,9 +42,8 @@ Part = Text | str | FittingTable | Notes
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The parts of a finished case, see `case_parts`, for a terminal."""
-    return Group(
-        *(printed_notes(part) if isinstance(part, list) else part for part in case_parts(records, run))
-    )
+    parts = case_parts(records, run)
+    return Group(*(printed_notes(part) if isinstance(part, list) else part for part in parts))
 
 
 def case_markdown(records: Sequence[Record], run: Run) -> str:

@@ -36,7 +36,7 @@ from harness.results.read import load
 if TYPE_CHECKING:
     import pandas
 
-FUTURE = "from __future__"  # the key of a definition that has to be the first of a file
+FUTURE = "from __future__"  # the key of the __future__ import among definitions: a file begins with it
 MOST_PICKLED = 16384  # bytes of a value that is written into a plug-in
 
 
@@ -94,6 +94,7 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
                 words.append(str(value))
     output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # the command that the run records
+    # Other versions of this plug-in are left out: they declare the same implementation.
     others = [path for path in plugins.split(os.pathsep) if path and _stem(path) != _stem(str(plugin))]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:

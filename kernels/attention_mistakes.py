@@ -52,7 +52,7 @@ class Arithmetic:
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
     lazy: float = 0.0  # the maximum is not raised until a score exceeds it by more than this
-    # In each pair of blocks, the first one's weights are rounded again where the second raises the maximum.
+    # Blocks are taken in pairs. Where the second raises the maximum, weights of the first are rounded again.
     pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
@@ -60,7 +60,7 @@ class Arithmetic:
     first_peak: float = -math.inf  # the maximum before the first step
     has_maximum: bool = True  # the maximum is subtracted from the scores
     rescales_result: bool = True  # the result is scaled down when the maximum rises
-    rescales_total: bool = True  # so is the sum of the weights
+    rescales_total: bool = True  # the sum of the weights is scaled down when the maximum rises
     delayed: bool = False  # the values of a step are multiplied with the weights of the step before
 
 

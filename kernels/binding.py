@@ -136,7 +136,7 @@ class Function(Symbol):
         complaint = self.complaint(signature)
         if complaint:
             raise BindingError(f"{self.release}: {complaint}")
-        # Where there is no signature, nothing tells which wishes the function takes. So it gets none.
+        # Without a signature it is unknown which wishes the function takes. So all of them are left out.
         left_out = set(self.wishes) if signature is None else self.lacks(signature)
         arguments = {name: value for name, value in by_name.items() if name not in left_out}
         return functools.partial(function, *by_position, **arguments)
@@ -205,7 +205,7 @@ def first_of(*alternatives: Symbol) -> Any:
 
 def _innermost(names: list[str]) -> tuple[ModuleType, int]:
     """Imports the innermost module of a dotted name, of which the last parts may be classes. Returns the
-    module and of how many parts its own name is. Raises Unsupported for a module that cannot be imported."""
+    module and the number of parts in its name. Raises Unsupported for a module that cannot be imported."""
     for depth in range(len(names), 1, -1):
         module = ".".join(names[:depth])
         try:
@@ -230,7 +230,7 @@ def _takes(signature: inspect.Signature, name: str) -> bool:
 
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
     """The signature of an installed function. Some libraries wrap their functions so that they seem to take
-    anything; of these it is the one in the source. None for C++, which has no Python source."""
+    anything. Of such a function, the signature in its source is read. None for C++, without Python source."""
     if isinstance(function, Hashable):
         return _read_once(place, function)  # an engine under test binds at every step
     return _read(place, function)

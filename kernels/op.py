@@ -220,8 +220,7 @@ class Prepared:
 
     def call(self) -> None:
         """Timed: computes the op once, from whatever the operands hold now. The harness fills `out` with NaN
-        before the first call. Raises TypeError if that leaves it NaN and returns another tensor of its shape.
-        """
+        before the first call. Raises TypeError if that leaves it NaN and returns a tensor of its shape."""
         assert self._call is not None
         returned: Any = self._call()
         if self.out is None:
@@ -240,12 +239,12 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """By name, the tensors where `call` reads live operands, and `load` and producers write them."""
+        """By name, the tensors with the live operands of `call`. `load` or an earlier kernel writes them."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """As `inputs`, but without side effects: a subclass whose `inputs` changes something overrides it.
-        Live operands that only `load` can write are left out."""
+        """Those of `inputs` that the call reads now. A subclass whose `inputs` changes what the call reads,
+        such as DeepGEMM's, overrides this method, and leaves out operands that only `load` can write."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -308,7 +307,7 @@ class Implementation:
     # Implementations of a runtime that give the same name share one copy; empty: each has a copy of its own.
     shared_layout: ClassVar[str] = ""
     # Whether `prepare_turn` uses again all that `prepare` made of the stationary operands. Then a call on
-    # other live operands takes almost no time to prepare, and a serving engine under test can make it.
+    # other live operands takes almost no time to prepare, so that a serving engine can do it at every step.
     rebinds: ClassVar[bool] = False
     # Whether a compiler writes another program for each size: outputs at one size say nothing of others.
     per_size: ClassVar[bool] = False
@@ -582,7 +581,7 @@ class Op(ABC):
     turns: ClassVar[bool] = False
     # For messages: what an index along each dimension of its output counts, columns last: `token` ...
     axes: ClassVar[tuple[str, ...]] = ()
-    # Sizes that cases leave out at their default, as records have it that are older than these sizes.
+    # Sizes that a case leaves out where they are the default, because older records do not have them.
     unsaid: ClassVar[tuple[str, ...]] = ()
     # The size that is `fp8` where operands are FP8: only such cases have the size `fp8`. Empty: all have it.
     fp8_where: ClassVar[str] = ""

@@ -97,7 +97,7 @@ class Operands(ABC):
         return sum(place * _digest(tensor) for place, tensor in enumerate(self.guarded_tensors(), start=1))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        """The tensors that `digest` covers; if they lie within larger ones, these, to notice stray stores."""
+        """The tensors that `digest` covers: of views the tensors around them, to notice stray stores."""
         return self.tensors().values()
 
 

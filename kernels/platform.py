@@ -126,8 +126,8 @@ def version(module: str) -> str | None:
     LIBRARIES is recorded as installed. None where the module is not installed, or is that of another package
     (see `lookalike`). Imports nothing."""
     # find_spec of a dotted name would import the packages around the module. So each part is looked for in
-    # the folders of the part before it. The outermost package may have parts in several folders of Python's
-    # path (pkgutil.extend_path), of which its own spec knows one.
+    # the folders of the part before it. The spec of the outermost package knows one folder, but its modules
+    # may lie in several folders of Python's path (pkgutil.extend_path): the second part is looked for in all.
     package, *inner_names = module.split(".")
     spec = importlib.util.find_spec(package)
     further_folders = [str(Path(entry, package)) for entry in sys.path]

@@ -38,7 +38,7 @@ class PluginError(Exception):
 def describe_error(error: BaseException, skipped: int = 1) -> str:
     """An exception in one line of at most 600 characters, which begins with the innermost three places in a
     user's own code, the last one first: `mine.py:14 in prepare: ValueError: ...`. Its cause follows.
-    skipped: how many of the outermost frames are left out, of which the first is where it was caught"""
+    skipped: how many of the outermost frames are left out. The outermost is the function that caught it"""
     from kernels.triton_runtime import NOT_INTERPRETED
 
     frames = traceback.extract_tb(error.__traceback__)[skipped:]
@@ -111,7 +111,7 @@ class PluginImplementation(Implementation):
     FACTS; its methods of REQUIREMENTS and REPLACED ask the plug-in's process. Only a worker prepares it."""
 
     name = "plugin"
-    version = ""
+    version = ""  # replaces the property of Implementation, which cannot be set
 
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
         for fact in FACTS:
@@ -124,7 +124,7 @@ class PluginImplementation(Implementation):
 
 
 def main() -> None:
-    """Answers requests in the plug-in's process until the socket closes. The first, `list`, imports it."""
+    """Answers requests in the plug-in's process until the socket closes. `list` imports the plug-in."""
     path, connection = Path(sys.argv[1]), Connection(int(sys.argv[2]))
     kernels = importlib.import_module("kernels")
     by_name: dict[tuple[str, str], Implementation] = {}

@@ -133,8 +133,8 @@ class _PrefillPiece(NamedTuple):
 
 
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST_BINS) -> list[PrefillBin]:
-    """The bins of the steps that prefill. Each keeps the number of its steps, their new tokens to within half
-    a token for each chunk, and by its prefix the pairs of a new and a cached token: the work."""
+    """The bins of the steps that prefill. Each keeps the number of its steps and, to within half a token for
+    each chunk, their new tokens. Its prefix keeps the number of pairs of a new and a cached token."""
     pieces: Counter[_PrefillPiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.chunks:

@@ -49,7 +49,7 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
     vocabulary = parallel.split(model.vocab_size, "vocabulary rows", model)
 
     def in_all_steps(name: str, n: int, k: int, calls: int) -> Linear:
-        return Linear(name, n, k, model.kind(name), calls, calls)
+        return Linear(name, n, k, model.weight_format(name), calls, calls)
 
     if model.q_lora_rank:
         first = [
@@ -70,7 +70,7 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
         *first,
         Linear("w_uk", latent, nope, BATCHED, layers, 0, batch=heads),
         Linear("w_uv", value, latent, BATCHED, layers, 0, batch=heads),
-        Linear("kv_b", heads * (nope + value), latent, model.kind("kv_b"), 0, layers),
+        Linear("kv_b", heads * (nope + value), latent, model.weight_format("kv_b"), 0, layers),
         in_all_steps("o_proj", hidden, heads * value, layers),
         in_all_steps("dense gate_up", 2 * dense, hidden, dense_layers),
         in_all_steps("dense down", hidden, dense, dense_layers),

@@ -98,8 +98,8 @@ class ModelConfig:
             left_out=tuple(text for key, text in KEYS["left_out"].items() if config.get(key)),
         )  # fmt: skip
 
-    def kind(self, name: str) -> str:
-        """The format of the weights of a name of MODULES."""
+    def weight_format(self, name: str) -> str:
+        """The format of the weights of a linear or of the experts. name: a key of MODULES"""
         return BF16 if name in self.unquantised else self.weights
 
     @property
@@ -112,13 +112,13 @@ class ModelConfig:
 
     @property
     def unheld(self) -> dict[str, str]:
-        """Op -> the reason, for the ops that do not hold for the model: it computes something else."""
+        """The ops that do not hold for the model, because it computes something else: op -> the reason."""
         reasons = {}
-        kinds = dict.fromkeys(self.kind(name) for name in self.parts if name != "experts")
-        if FP8 not in kinds:
-            reasons["block_scale_gemm"] = f"its linears are {' and '.join(kinds)}, not {FP8}"
-        if self.kind("experts") != FP8:
-            reasons["fused_moe"] = f"its experts are {self.kind('experts')}, not {FP8}"
+        formats = dict.fromkeys(self.weight_format(name) for name in self.parts if name != "experts")
+        if FP8 not in formats:
+            reasons["block_scale_gemm"] = f"its linears are {' and '.join(formats)}, not {FP8}"
+        if (of_experts := self.weight_format("experts")) != FP8:
+            reasons["fused_moe"] = f"its experts are {of_experts}, not {FP8}"
         latent, nope = self.kv_lora_rank, self.qk_nope_head_dim
         rope, value = self.qk_rope_head_dim, self.v_head_dim
         if (latent, rope) != (512, 64):
@@ -198,7 +198,7 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     groups = (facts.get("config_groups") or {}).values()
     of_weights: Mapping[str, Any] = next((g["weights"] for g in groups if g.get("weights")), {})
     block = facts.get("weight_block_size") or of_weights.get("block_structure")
-    dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"
+    dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"  # float8 without groups
     method, algorithm = facts.get("quant_method"), facts.get("quant_algo")
     may_have_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
     if may_have_blocks and block == [128, 128] and dtype == "float8":
@@ -212,8 +212,8 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
 
 
 def _unquantised(patterns: Sequence[str], last_layer: int) -> list[str]:
-    """The names of MODULES of which a pattern matches a module. Asked are the modules of the first layer for
-    the dense MLP, else those of the last layer, which is MoE."""
+    """The names of MODULES of which a pattern matches a module: for the dense MLP a module of the first
+    layer, for the others one of the last layer, which is MoE."""
     names = []
     for name, modules in MODULES.items():
         layer = 0 if name.startswith("dense") else last_layer

@@ -181,6 +181,7 @@ class _Base:
 
 @functools.lru_cache(maxsize=32)
 def _base(routing: Routing) -> _Base:
+    """The rows are the first tokens with a pick on the rank, which holds the experts below `local`."""
     reaching_rank = (row for row in _tokens(routing) if min(row) < routing.local)
     rows = list(islice(reaching_rank, routing.tokens))
     order = random.Random("order of tokens and experts")
@@ -202,6 +203,7 @@ def _loads(routing: Routing) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _reach(routing: Routing) -> float:
+    """See Routing.reach. A token becomes one row of each rank on which it has a pick."""
     sample = islice(_tokens(routing), SAMPLE)
     reached = sum(len({expert // routing.local for expert in row}) for row in sample)
     return reached / (SAMPLE * routing.ep)
@@ -229,9 +231,9 @@ def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
 def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
     """Deals the experts to tokens in order, `topk` to each, over and over, until the picks repeat.
 
-    The order interleaves the experts of `width` groups at a time, with the largest width for which the picks
-    of every token keep the group limit. If no token has picks of two such sets of groups, tokens of the sets
-    alternate.
+    The groups are taken in sets of `width`, and the order interleaves the experts of a set. The width is the
+    largest with which each token keeps the group limit. If no token has picks of two sets, the result takes
+    one token of each set in turn.
     """
     size, limit, topk = routing._group_size, routing._most_groups, routing.topk
     for width in range(limit, 0, -1):

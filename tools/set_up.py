@@ -383,8 +383,8 @@ def register(venv: Path, version: str) -> None:
     about.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
     (about / "METADATA").write_text(metadata)
-    # It has the name of the plugin, which a conftest.py of the checkout asks for, so that it is registered
-    # once.
+    # The entry point is named like the plugin, for which a conftest.py of the checkout asks, too: pytest
+    # registers a name only once.
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 
@@ -392,8 +392,8 @@ def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> bool:
     """Carries out a step. Returns whether pip succeeded; raises SetUpError if set-up cannot do without it."""
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
-    held = () if step.exact else ("-c", venv / "constraints.txt")
-    output, reason = pip(venv / "bin" / "python", "install", *options, *held, *step.requirements)
+    constraints = () if step.exact else ("-c", venv / "constraints.txt")
+    output, reason = pip(venv / "bin" / "python", "install", *options, *constraints, *step.requirements)
     if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
         return True

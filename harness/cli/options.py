@@ -233,15 +233,17 @@ def measuring(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes one object of the options of a command that are fields of a dataclass, which is
-    the command's first argument. The dataclass, `module:class`, is imported when the command is called."""
+    """A decorator that gives a command an object of a dataclass as its first argument, made of the options
+    that are its fields; the command gets the others by name. The dataclass, `module:class`, is imported when
+    the command is called."""
     module, _, name = path.partition(":")
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(*others: object, **options: Any) -> None:  # click passes untyped values
             dataclass = getattr(import_module(module), name)
-            command(object_of(dataclass, options), *others, **options)
+            gathered_object = object_of(dataclass, options)  # takes its fields out of `options`
+            command(gathered_object, *others, **options)
 
         return call
 

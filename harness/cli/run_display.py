@@ -88,7 +88,7 @@ class RunDisplay(TerminalDisplay):
 
 def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
     """What all cases say together; for a run that compares settings, which setting to take."""
-    by_case = grouped(records, lambda record: getattr(record, "case", ""))
+    by_case = grouped(records, lambda record: getattr(record, "case", ""))  # all of these records have one
     cases = [CaseResult.of(of_case) for of_case in by_case.values()]
     return [conclusion(cases, run)] if run.contrast == "settings" else [*summary(cases, run)]
 

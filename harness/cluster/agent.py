@@ -107,7 +107,7 @@ class Answer:
 
 
 class Agent:
-    """Obeys orders, one at a time. The first is its device."""
+    """Obeys orders, one at a time. The first order is a `Device`, the one that the agent takes."""
 
     def __init__(self) -> None:
         self.held = contextlib.ExitStack()
@@ -138,7 +138,6 @@ class Agent:
 
 
 def device_used(platform: Platform, type: str) -> DeviceUsed:
-    """The record of a device of a cluster."""
     host = socket.gethostname()
     cpus = sorted(ALLOWED) if platform.kind == "cpu" else []
     name = f"cpu{_ranges(cpus)}" if cpus else (platform.uuid or platform.device)
@@ -170,13 +169,12 @@ class ThisMachine:
         self.answers: list[Answer] = []
 
     def devices(self) -> Sequence[Device]:
-        """The devices that are there now."""
         return [self.device]
 
     def send(self, id: str, order: Order) -> None:
         """Sends an order to a device's agent, which has answered the last one. The first order is the device
         itself, and starts the agent."""
-        # Only a case is stopped here. A command, which also has a deadline, ends itself and is answered.
+        # Only a case is stopped from here. A campaign's command stops itself at its deadline and is answered.
         deadline_s = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:

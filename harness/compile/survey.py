@@ -67,7 +67,7 @@ def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
         resources.registers, resources.shared_bytes, resources.tensor_columns, waves
     )
     taken = asdict(resources)
-    for name in ("products", "remarks", "error"):  # they are in `reason`, as far as they are a fault
+    for name in ("products", "remarks", "error"):  # `reason` says what is wrong with them
         del taken[name]
     return {
         "op": launch.op,
@@ -105,8 +105,9 @@ def violations(launch: KernelLaunch, resources: Resources, architecture: Archite
     )
     arch = architecture.arch
     reasons = [f"takes {taken} {what}; {arch} has {limit}" for what, taken, limit in limits if taken > limit]
-    resident, _ = architecture.resident(resources.registers, 0, 0, _waves(resources, architecture))
-    if resident == 0:
+    waves = _waves(resources, architecture)
+    resident_by_registers, _ = architecture.resident(resources.registers, shared=0, columns=0, waves=waves)
+    if resident_by_registers == 0:
         what = f"{resources.threads} threads of {resources.registers} registers"
         reasons.append(f"{what} are more than a compute unit has")
     if resources.scratch_bytes:
@@ -114,17 +115,16 @@ def violations(launch: KernelLaunch, resources: Resources, architecture: Archite
         reasons.append(f"{what}{resources.scratch_bytes} bytes of scratch a thread")
     reasons += _products(launch, resources, architecture)
     reasons += resources.remarks
-    place = {"kernel": launch.name, "target": arch, "config": launch.config, "arguments": launch.arguments}
-    return reasons + [
-        f"under Triton {refused['triton']}: {refused['reason']}"
-        for refused in _refused()
-        if place.items() <= refused.items()
-    ]
+    identity = {"kernel": launch.name, "target": arch, "config": launch.config, "arguments": launch.arguments}
+    for refused in _refused():
+        if identity.items() <= refused.items():  # it is about this launch
+            reasons.append(f"under Triton {refused['triton']}: {refused['reason']}")
+    return reasons
 
 
 @functools.cache
 def _refused() -> list[dict[str, str]]:
-    """What another supported version of Triton makes of kernels, where that must not be shipped."""
+    """The launches that must not be shipped because of how another supported Triton compiles them."""
     refused: list[dict[str, str]] = json.loads(REFUSED.read_bytes())["refused"]
     return refused
 

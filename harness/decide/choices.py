@@ -61,8 +61,8 @@ class Pair:
         return self.us / self.ratio
 
     def series(self, calls: float) -> tuple[float, Times, Times]:
-        """The weight and the new and the old row's times, as `total_ratio` takes them. With this weight the
-        old row's times in the sheet's session count as `us`."""
+        """A weight, and the times of the new and the old row, as `total_ratio` takes them. The weight is the
+        calls, scaled such that the old row takes `us` a call, not its time in the sheet's session."""
         weight = calls * self.us / self.old.us
         return weight, self.new.cell.samples.by_round, self.old.cell.samples.by_round
 
@@ -96,7 +96,7 @@ class Launches:
 
     def entry(self, case: Weighed, settings: Mapping[str, str]) -> EngineDefault | None:
         """What the engine runs for a case with these settings beside the base."""
-        key = case.key, self._matters(case, settings)
+        key = case.key, self._effective(case, settings)
         if key not in self._entries:
             by_engine = engines.choices(case.op, self.measured.arch, case.sizes, {**self.base, **settings})
             self._entries[key] = by_engine.get(self.engine)
@@ -122,7 +122,7 @@ class Launches:
     def pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
         """The default and these settings, in the first boundary and launch mode in which the default has a
         time; None where no run timed both in the same rounds. Without settings: the default twice."""
-        key = case.key, self._matters(case, settings)
+        key = case.key, self._effective(case, settings)
         if key not in self._pairs:
             differs = self.differs(case, settings)
             self._pairs[key] = self._swapped_pair(case, settings) if differs else self._default_pair(case)
@@ -156,7 +156,7 @@ class Launches:
         other_row = self.row_name(case, {}) != self.row_name(case, settings)
         return other_row or not self._varied(case).isdisjoint(settings)
 
-    def _matters(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    def _effective(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         """The part of the settings that may change what runs in a case, as far as is known."""
         names = self.known(case.op) | self._varied(case)
         return frozenset((name, value) for name, value in settings.items() if name in names)

@@ -48,9 +48,7 @@ class Compared:
     op: str  # empty where the choice is for all ops
     pairs: Sequence[Pair]  # of the cases in which the two run different rows
     missing: Mapping[str, str]  # such cases that could not be compared, with the reason
-    comparison: (
-        Comparison | None
-    )  # over the pairs, above 1 where the choice is faster; None: there is no pair
+    comparison: Comparison | None  # over the pairs, above 1 where it is faster; None: there is no pair
     noise: float = 0.0
     confidence: float = CONFIDENCE
     saved_us: float = 0.0  # the time that a mean step saves
@@ -78,14 +76,14 @@ class Compared:
 
     @property
     def share_interval(self) -> tuple[float, float] | None:
-        """`share` at both ends of the interval; None where that is infinite."""
+        """`share` at both ends of the comparison's interval; None where it cannot be computed."""
         comparison = self.comparison
         if comparison is None or comparison.ratio == 1:
             return None
         if comparison.low <= 0 or not math.isfinite(comparison.high):
             return None
-        share_of_all = self.share / (1 - 1 / comparison.ratio)
-        return share_of_all * (1 - 1 / comparison.low), share_of_all * (1 - 1 / comparison.high)
+        pairs_share = self.share / (1 - 1 / comparison.ratio)  # of the time of a step, by default
+        return pairs_share * (1 - 1 / comparison.low), pairs_share * (1 - 1 / comparison.high)
 
 
 @dataclass(frozen=True)
@@ -167,15 +165,15 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     """margin: see MARGIN; confidence: with which all comparisons hold together"""
     by_op = grouped(launches.decidable, lambda case: case.op)
     failing: dict[str, str] = {}
-    choices_of: list[tuple[Setting, list[Choice]]] = []
+    launch_choices: list[tuple[Setting, list[Choice]]] = []  # of each launch with which the server runs
     for settings in _merged(launches, by_op):
         if why := launches.fails(settings):
             failing[launch_text(settings)] = why
         else:
-            made = [(op, _runs(launches, of_op, settings)) for op, of_op in by_op.items()]
-            choices_of.append((settings, [(op, runs) for op, runs in made if runs]))
-    first_settings: dict[Choice, Setting] = {}  # of several settings that run the same rows in an op
-    for settings, choices in choices_of:
+            choices = [(op, _runs(launches, of_op, settings)) for op, of_op in by_op.items()]
+            launch_choices.append((settings, [(op, runs) for op, runs in choices if runs]))
+    first_settings: dict[Choice, Setting] = {}  # several settings may run the same rows in an op
+    for settings, choices in launch_choices:
         for choice in choices:
             first_settings.setdefault(choice, settings)
     compared = _together(launches, by_op, first_settings, confidence)
@@ -183,7 +181,7 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     def best(worth_us: Callable[[Compared], float]) -> tuple[float, Setting]:
         """The launch whose choices are worth most together, and what they are worth."""
         best_us, best_settings = 0.0, Setting()
-        for settings, choices in choices_of:
+        for settings, choices in launch_choices:
             us = sum(worth_us(compared[choice]) for choice in choices)
             if (us, -len(settings)) > (best_us, -len(best_settings)):
                 best_us, best_settings = us, settings
@@ -331,8 +329,7 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float)
 
 
 def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
-    """Whether a row is clearly faster than another one; False where they were measured in different
-    rounds."""
+    """Whether a row is clearly faster than another one that was measured in the same rounds."""
     in_same_rounds = fast.sheet is slow.sheet
     return in_same_rounds and compared_rows(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
 

@@ -49,6 +49,10 @@ class Weighed:
         return self.key[0]
 
     @property
+    def sizes_text(self) -> str:
+        return self.key[1]
+
+    @property
     def text(self) -> str:
         return " ".join(self.key)
 
@@ -238,6 +242,7 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
             new = Weighed((call.op, text_of(call.sizes)), whole_sizes(call.op, call.sizes, measured.arch))
             uncovered.append(new)
             parts = [(new, 1.0)]
+        # Beyond the measured sizes a call counts as more than one call of the case, but has its own share.
         all_parts = sum(part for _, part in parts)
         for case, part in parts:
             case.share += share * part / all_parts
@@ -287,11 +292,11 @@ def _run_options(request: EngineRequest, measured: Measured) -> list[str]:
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
-    """The measured cases that stand for a call, each with its part of the call. They are the cases at the
-    next smaller and the next larger first size of _log_sizes, weighed by their distance in logarithms. Beyond
-    the measured sizes it is the last one, up to the factor BEYOND, with a weight that grows with the call.
-    Their second size is the one nearest to the call's. Empty where no case is near enough. Of several cases
-    with the same sizes the first counts."""
+    """The measured cases that stand for a call, each with its part. Of the sizes of _log_sizes the first
+    is interpolated: between the next smaller and the next larger case, linearly in logarithms. A call
+    beyond the measured sizes, by at most the factor BEYOND, counts as several calls of the last case. In the
+    second size only the nearest cases count. Of several cases with the same sizes the first counts. Empty
+    where no case is near enough."""
     sizes = whole_sizes(call.op, call.sizes, arch)
     fixed = {name: str(sizes.get(name)) for name in FIXED[call.op]}
     size, second = _log_sizes(call.op, sizes)

@@ -173,11 +173,12 @@ def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
     if modes:
         yield "times", f"{' and '.join(modes)}: of the first boundary and launch mode that the default has"
     engine = decision.launches.engine
-    read = engines.defaults(engine)[0].version
+    release = engines.defaults(engine)[0].version
+    # Of the engine's own rows, such as `vllm.triton` and `flash_attn.fa3@vllm`.
     cells = [pair.old.cell for pair in defaults if re.search(rf"(^|@){engine}\b", pair.old.cell.impl)]
-    others = dict.fromkeys(cell.version for cell in cells if cell.version and read not in cell.version)
+    others = dict.fromkeys(cell.version for cell in cells if cell.version and release not in cell.version)
     if others:
-        yield "note", f"what {engine} runs was read in {read}; its rows ran in {', '.join(others)}"
+        yield "note", f"what {engine} runs was read in {release}; its rows ran in {', '.join(others)}"
 
 
 def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -203,14 +204,15 @@ def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
 
 
 def _is_open(decision: Decision) -> bool:
-    """Whether more rounds could tell that the launch with the least time by the estimates is to be taken."""
-    made = decision.made_by(decision.likely)
-    unclear = [choice for choice in made if not choice.is_clear]
-    counting, least = made, decision.margin
-    if decision.chosen:  # the choices that are clear count already
-        counting, least = unclear, LEAST * decision.margin
-    intervals = [choice.share_interval or (0.0, math.inf) for choice in counting]
-    return bool(unclear) and sum(high for _, high in intervals) >= least
+    """Whether more rounds could tell that the launch with the least time by the estimates is to be taken: its
+    choices are not all clear, and save enough at the upper ends of their intervals."""
+    choices = decision.made_by(decision.likely)
+    unclear = [choice for choice in choices if not choice.is_clear]
+    needed_share = decision.margin
+    if decision.chosen:  # clear choices are taken already; the others need save only what makes them a part
+        choices, needed_share = unclear, LEAST * decision.margin
+    intervals = [choice.share_interval or (0.0, math.inf) for choice in choices]
+    return bool(unclear) and sum(high for _, high in intervals) >= needed_share
 
 
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -232,13 +234,13 @@ def _regret(decision: Decision) -> str:
 
 
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
-    """Rows that are faster than all that a flag of the engine runs: of each op the one that is so by most."""
+    """Rows that are faster than any row that a flag of the engine runs: of each op the one with most lead."""
     engine = decision.launches.engine
     beaten = [case for case in decision.cases if case.beyond]
     for op, cases in grouped(beaten, lambda case: case.case.op).items():
         most = max(cases, key=lambda case: case.best.new_us / case.beyond_us)
         assert most.beyond
-        ratio = f"{most.best.new_us / most.beyond_us:.2f}x as fast at {most.case.key[1]}"
+        ratio = f"{most.best.new_us / most.beyond_us:.2f}x as fast at {most.case.sizes_text}"
         yield "no flag", f"{op}: {most.beyond.cell.impl} is {ratio}; {engine} is not known to run it"
 
 
@@ -257,19 +259,19 @@ def to_measure(decision: Decision) -> Iterator[str]:
     had no time in a case is not measured again."""
     launches = decision.launches
     mix = decision.mix
-    measured = {op for op, _ in launches.measured.sheets}
-    others = [case for case in mix.uncovered if case.op not in measured or mix.covered < ENOUGH]
-    for op, cases in grouped([*_lacking(decision), *others], lambda case: case.op).items():
+    measured_ops = {op for op, _ in launches.measured.sheets}
+    unmeasured = [case for case in mix.uncovered if case.op not in measured_ops or mix.covered < ENOUGH]
+    for op, cases in grouped([*_lacking(decision), *unmeasured], lambda case: case.op).items():
         rows: dict[str, None] = {}
         for case in cases:
             default = _measurable(launches, case, {})
             if default:
-                names = [_measurable(launches, case, settings) for settings in launches.candidates]
-                rows |= dict.fromkeys(filter(None, [default, *names]))
+                others = [_measurable(launches, case, settings) for settings in launches.candidates]
+                rows |= dict.fromkeys([default, *filter(None, others)])
         if not rows:
             continue
         words = ["--op", op, "--impl", ",".join(rows)]
-        words += _case_options(decision, cases) if op in measured else mix.run_options
+        words += _case_options(decision, cases) if op in measured_ops else mix.run_options
         flags: list[str] = []
         for choice in decision.choices:
             if choice.op == op and choice.missing and choice.settings in launches.measured.settings:
@@ -302,7 +304,7 @@ def _case_options(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
         (suite,) = suites
         if suite not in ("", "ad hoc"):
             return ["--cases" if suite.endswith(".json") else "--suite", suite]
-    return [word for case in cases[:MOST_CASES] for word in ("--case", case.key[1])]
+    return [word for case in cases[:MOST_CASES] for word in ("--case", case.sizes_text)]
 
 
 def snippet(decision: Decision) -> Iterator[str]:
@@ -369,7 +371,7 @@ def _settings_of(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
 
 def _case(case: BestCase) -> dict[str, Any]:
     return {
-        "op": case.case.op, "case": case.case.key[1], "decode_calls": case.case.decode,
+        "op": case.case.op, "case": case.case.sizes_text, "decode_calls": case.case.decode,
         "prefill_calls": case.case.prefill, "row": case.chosen.new.cell.impl, "us": case.chosen.new_us,
         "best_row": case.best.new.cell.impl, "best_us": case.best.new_us, "best_is_faster": case.clear,
         "no_flag": case.beyond.cell.impl if case.beyond else None,

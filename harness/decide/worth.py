@@ -64,9 +64,9 @@ def decided(
 
 def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) -> Worth:
     mix = decision.mix
-    saved = [(pair.case, (pair.us - pair.new_us) / 1e3) for pair in gain.pairs]
-    prefill_ms = sum(case.prefill * ms for case, ms in saved)
-    step_ms = prefill_ms + sum(case.decode * ms for case, ms in saved)
+    ms_per_call = [(pair.case, (pair.us - pair.new_us) / 1e3) for pair in gain.pairs]
+    prefill_ms = sum(case.prefill * ms for case, ms in ms_per_call)  # saved by its calls in a mean step
+    step_ms = prefill_ms + sum(case.decode * ms for case, ms in ms_per_call)
     token_ms = step_ms / mix.decode_share if mix.decode_share else 0.0
     prompt_ms = prefill_ms / mix.prompts if mix.prompts else 0.0
     changes = [*_changes(decision)]
@@ -76,7 +76,7 @@ def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) ->
 
 def _changes(decision: Decision) -> Iterator[KernelChange]:
     """The factor of each op in each phase, over all of its calls. Calls whose row stays count too, and calls
-    that were not measured count as unchanged."""
+    that were not measured count as unchanged. A case has its calls in a phase under the phase's name."""
     for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
             in_phase = [pair for pair in pairs if getattr(pair.case, phase)]
@@ -85,8 +85,8 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
             series = [pair.series(getattr(pair.case, phase)) for pair in in_phase]
             measured = total_ratio(series, confidence=PREDICT_CONFIDENCE)
             measured_share = sum(pair.case.share_in(phase) for pair in in_phase)
-            share = sum(case.share_in(phase) for case in decision.mix.every if case.op == op)
-            part = measured_share / share
+            op_share = sum(case.share_in(phase) for case in decision.mix.every if case.op == op)
+            part = measured_share / op_share
             yield KernelChange(
                 op=op, factor=_over_all(measured.ratio, part), low=_over_all(measured.low, part),
                 high=_over_all(measured.high, part), phase=phase, source=str(in_phase[0].sheet.folder),

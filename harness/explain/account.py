@@ -25,6 +25,7 @@ USUAL_RATIO = (0.7, 1.3)
 """The usual ratios of a step to TPOT; beyond them a step gives several tokens, or the loads differ."""
 NOT_ITS_OWN = (CALLS, causes.UNREAD, SAME, causes.NO_EFFECT, causes.REFUSED, WORK)
 """Causes with which a saving that was seen cannot be that of the change."""
+_, QUIET_SPREAD = SPREAD["tpot"]  # of TPOT between launches at low concurrencies, in per cent
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def account(
     """The account of a change of these ops. modelled: what the model of serving predicts of the change.
     Raises NothingRan where there is nothing to compare."""
     of = TPOT if sides.effect or steps is None else STEP
-    per_token = sides.accepted[0] if of == TPOT else 1.0  # a time of a step over its time for a token
+    per_token = sides.accepted_before if of == TPOT else 1.0  # a time of a step over its time for a token
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
     predicted = _predicted((*sides.predictions, *modelled), of)
     in_step = _in_step(steps, per_token)
@@ -144,11 +145,11 @@ def _sum_ms(found: Sequence[Cause]) -> float:
 
 def _within_noise(cause: Cause, steps: Steps | None) -> Cause:
     """A cause where the observation is noise: at most likely, and of a size only where traces show one."""
-    is_weaker = cause.named and not _seen_not_called(cause, steps)
+    is_weaker = cause.named and not _shows_missing_calls(cause, steps)
     return replace(cause, sure="likely" if is_weaker else cause.sure, ms=cause.ms if steps else None)
 
 
-def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
+def _shows_missing_calls(cause: Cause, steps: Steps | None) -> bool:
     """Whether a trace shows that calls are missing, which holds however much the clients scatter."""
     return steps is not None and cause.name == CALLS and cause.sure == "certain"
 
@@ -158,7 +159,7 @@ def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
 
 def _of_effect(effect: Effect) -> Saving:
     """The saving of TPOT. One pair has no interval: it gets the one that launches of other servers give."""
-    half = 2 * math.sqrt(2) * SPREAD["tpot"][1]  # two standard deviations of a difference of launches, in %
+    half = 2 * math.sqrt(2) * QUIET_SPREAD  # two standard deviations of a difference of launches, in %
     low, high = effect.interval or (effect.percent - half, effect.percent + half)
     of_others = "" if effect.interval else ", its interval that of other servers"
     times = f"{figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms"
@@ -268,7 +269,7 @@ def _unusual_ratio(sides: Sides, steps: Steps | None) -> float:
     usual, or not known."""
     if not sides.effect or steps is None or steps.before is None:
         return 0.0
-    ratio = steps.before.ms / sides.accepted[0] / sides.effect.base
+    ratio = steps.before.ms / sides.accepted_before / sides.effect.base
     return 0.0 if USUAL_RATIO[0] < ratio < USUAL_RATIO[1] else ratio
 
 
@@ -285,7 +286,7 @@ def _prediction(predicted: Saving, in_step: Saving) -> Cause:
 
 def _of_accept_length(sides: Sides, steps: Steps | None) -> Cause | None:
     """What a different accept length does to TPOT; None where it differs too little."""
-    before, after = sides.accepted
+    before, after = sides.accepted_before, sides.accepted_after
     if sides.effect is None or abs(after / before - 1) <= DIFFERS:
         return None
     step_ms = steps.after.ms if steps else sides.effect.arm * after
@@ -358,13 +359,15 @@ def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
         return "" if name == SAME and sides.settings_known else causes.SURER.get(name, "")
     if cause.sure != "not known":
         return ""
-    has_both = steps is not None and steps.before is not None
     if steps and name == causes.SHAPES:
         return causes.OF_SHAPES if steps.alone else "--run"
-    if name == STALLS and has_both and sides.effect:
-        return "the accept length, or traces of steps under the load of the clients"
-    if not (steps and has_both and causes.RECORD[name].startswith(causes.TRACES)):
+    if steps is None or steps.before is None:
         return causes.RECORD[name]
+    if name == STALLS and sides.effect:
+        return "the accept length, or traces of steps under the load of the clients"
+    if not causes.RECORD[name].startswith(causes.TRACES):
+        return causes.RECORD[name]
+    # Both traces are there, and do not tell.
     if steps.unlike:
         return "traces of steps with as many requests and tokens"
     if name in causes.OF_STEP:
@@ -373,15 +376,16 @@ def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
 
 
 def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> Iterator[str]:
+    """What to know beside the causes. Without both steps, work that differs much is a cause and no note."""
     if sides.effect and steps and steps.before:
         yield from sides.work or ()
-        saved = _of_steps(steps)
-        yield f"the step: {saved.text}" if saved else ""
+        if saved := _of_steps(steps):
+            yield f"the step: {saved.text}"
         if steps.unlike:
             yield f"the traces cannot be compared: their steps are of {steps.unlike}"
         if ratio := _unusual_ratio(sides, steps):
             why = "several tokens a step?" if ratio > 1 else "stalls lie between, or the load was another"
-            token_ms = figure(steps.before.ms / sides.accepted[0])
+            token_ms = figure(steps.before.ms / sides.accepted_before)
             times = f"{token_ms} ms a token, TPOT is {figure(sides.effect.base)} ms"
             yield f"a step of {steps.before.file} takes {times}: {why}"
     elif sides.work and not sides.large_work:
@@ -402,15 +406,14 @@ def _noise(result: Account, effect: Effect | None) -> str:
     """That the observation is too noisy to tell, and what would tell."""
     assert result.expected
     if result.expected.unsure:
-        return (
-            f"No gain was expected with certainty, {result.expected.shown}, and {result.of} may be unchanged"
-        )
+        no_gain = f"No gain was expected with certainty, {result.expected.shown}"
+        return f"{no_gain}, and {result.of} may be unchanged"
     expected = f"{figure(result.expected.ms)} ms that were expected"
     text = f"The interval of {result.of} holds both no change and the {expected}"
     if effect is None:
         return f"{text}; longer traces would tell"
     percent = 100 * abs(result.expected.ms) / effect.base
-    spread = effect.launch_spread or SPREAD["tpot"][1]
+    spread = effect.launch_spread or QUIET_SPREAD
     needed = pairs_for(percent, spread, CONFIDENCE, MOST_LOOKED_AT) if percent else None
     if needed is None:
         return f"{text}; no number of pairs up to {MOST_LOOKED_AT[-1]} would tell"
@@ -428,28 +431,28 @@ def _sentence(result: Account, effect: Effect | None, steps: Steps | None) -> st
         if cause.name != NOISE and (cause.ms is None or _sign(missing) * cause.ms > 0)
     ]  # fmt: skip
     if result.state == NOISE:
-        seen = [cause for cause in named if _seen_not_called(cause, steps)]
-        if not seen:
-            of_op = [cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK]
-            besides = f"; besides, {_lower(of_op[0].says)}" if of_op else ""
+        missing_calls = [cause for cause in named if _shows_missing_calls(cause, steps)]
+        if not missing_calls:
+            not_its_own = [cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK]
+            besides = f"; besides, {_lower(not_its_own[0].says)}" if not_its_own else ""
             return f"No finding: {_lower(_noise(result, effect))}{besides}."
-        named = seen
+        named = missing_calls
     likely = "Likely: " if named and named[0].sure == "likely" else ""
     if missing is None or expected is None or observed is None:
         if named:
             return f"{likely}{named[0].says}."
-        why = "what serving did is not known: give --ab or both traces"
+        what, give = "what serving did is not known", "--ab or both traces"
         if expected is None:
-            give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
-            why = f"what was expected is not known in ms: {give}"
-        return f"It cannot be told what vanished, as {why}."
-    no_loss = _without_vanished_gain(result.of, expected, observed)
+            what = "what was expected is not known in ms"
+            give = "--trace BEFORE AFTER with --change or --run, or an A/B with --predict"
+        return f"It cannot be told what vanished, as {what}: give {give}."
+    nothing_vanished = _without_vanished_gain(result.of, expected, observed)
     if not named:
         lost = f"{figure(missing)} of the {figure(expected.ms)} ms that were expected are missing"
-        what = no_loss or f"It is not known where the gain went: {lost}"
-        return f"{what}, and nothing in these inputs says why."
-    if no_loss:
-        return f"{no_loss}; {likely.lower()}{_lower(named[0].says)}."
+        outcome = nothing_vanished or f"It is not known where the gain went: {lost}"
+        return f"{outcome}, and nothing in these inputs says why."
+    if nothing_vanished:
+        return f"{nothing_vanished}; {likely.lower()}{_lower(named[0].says)}."
     text, ms = f"{likely}{named[0].says}", named[0].ms
     if ms is None:
         return f"{text}."
@@ -505,7 +508,7 @@ def _code(result: Account, steps: Steps | None) -> int:
     """The exit code."""
     if result.state == VANISHED_NOTHING:
         return FAILED if _not_its_own(result) else OK
-    if result.state == NOISE and not any(_seen_not_called(cause, steps) for cause in result.named):
+    if result.state == NOISE and not any(_shows_missing_calls(cause, steps) for cause in result.named):
         return FAILED
     if result.missing is None:
         return OK if any(cause.sure == "certain" for cause in result.named) else FAILED

@@ -38,11 +38,11 @@ def steps_in(
     inputs = [_read(Path(path)) for path in traces]
     served = [traffic for _, traffic in inputs]
     steps = [decode_step(trace) for trace, _ in inputs]
+    if len({step.until_next for step in steps}) > 1:  # both have to end alike: with their last kernels
+        steps = [decode_step(trace, until_next=False) for trace, _ in inputs]
+    if len({step.file for step in steps}) < len(steps):  # paths tell files of one name apart
+        steps = [replace(step, file=path) for step, path in zip(steps, traces, strict=True)]
     before, after = (steps[0] if len(steps) == 2 else None), steps[-1]
-    if before and before.until_next != after.until_next:
-        before, after = (decode_step(trace, until_next=False) for trace, _ in inputs)
-    if before and before.file == after.file:
-        before, after = (replace(step, file=path) for step, path in zip((before, after), traces, strict=True))
     if changes:
         ops = tuple(change.op for change in changes)
     else:
@@ -52,7 +52,7 @@ def steps_in(
         raise UsageError(f"{kernel} of {alone.after} {where}: are the traces swapped?")
     changed = changed_op(before, after, ops, alone)
     classes = {kernel.op_class for step in (before, after) if step for kernel in step.kernels.values()}
-    for op in ops:
+    for op in ops:  # a kernel of no known class may be the op's: then it is swapped
         if op not in classes and not (changed.swap.old or changed.swap.new):
             raise UsageError(f"no kernel of {op} in {' or '.join(dict.fromkeys(traces))}")
     return Steps(
@@ -88,9 +88,9 @@ def _differing_op(before: DecodeStep | None, after: DecodeStep) -> tuple[str, ..
 def modelled(
     record: str | None, before: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None
 ) -> tuple[Prediction, ...]:
-    """What the model of serving predicts of the change under the client's load, by a folder of `serving ab`
-    or files of results before; nothing where the inputs do not say enough of the machine and the load for
-    it."""
+    """What the model of serving predicts of the change under the client's load; empty where the inputs do not
+    say enough of the machine and the load. record: a folder of `serving ab`; before: files of results of the
+    server without the change"""
     asked = list(changes) or ([alone.change] if alone else [])
     with contextlib.suppress(UsageError):
         if record and alone:

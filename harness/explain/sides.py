@@ -32,16 +32,15 @@ class Sides:
 
     title: str = ""  # what was compared, for a reader
     effect: Effect | None = None  # on TPOT; None: the inputs do not have it
-    unread: str = (
-        ""  # says of a differing name that nothing installed reads it; empty where others differ, too
-    )
+    unread: str = ""  # says that nothing reads the names that differ; empty where other names differ, too
     names: tuple[str, ...] = ()  # of the variables and flags that differ
     same: str = ""  # why the two servers are the same; empty: they are not, or it is not known
     launched_alike: bool = False  # whether they are launched with the same variables, flags and image
     settings_known: bool = False  # whether names and settings were compared
     work: Mapping[str, float] | None = None
     """A line on requests or tokens that differ -> the part by which they do; None: they were not counted."""
-    accepted: tuple[float, float] = (1.0, 1.0)  # tokens that a step gives a request, before and after
+    accepted_before: float = 1.0  # tokens that a step gives a request
+    accepted_after: float = 1.0
     predictions: tuple[Prediction, ...] = ()
     logs: tuple[str, ...] = ()  # files, of the server with the change
     base_logs: tuple[str, ...] = ()  # files, of the server without it
@@ -159,7 +158,9 @@ def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
         for run in chain(*runs) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
     notes = (*sides.notes, *dict.fromkeys(wrong))
-    return replace(sides, work=dict(_differing_work(*runs)), accepted=(before, after), notes=notes)
+    return replace(
+        sides, work=dict(_differing_work(*runs)), accepted_before=before, accepted_after=after, notes=notes
+    )
 
 
 def _differing_work(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[tuple[str, float]]:

@@ -41,15 +41,15 @@ def choose_device(name: str | None = None) -> Platform:
 
 def _first_of_kind(name: str) -> str:
     """torch's name of the device, or of the first GPU of the type, that a name in any capitals means; any
-    other name as it is. Whole GPUs go before parts of GPUs, which only a name with the part means."""
+    other name as it is. A product's name means a part of a GPU only if it ends with the part."""
     asked = name.lower()
-    ranks: dict[str, tuple[bool, bool]] = {}  # by device; the lowest rank is taken, and the first of equals
+    ranks: dict[str, tuple[bool, bool]] = {}  # by device; the lowest is taken, of equals the first
     for gpu in devices().values():
         type, part = known_type(gpu.name).lower(), part_of(gpu.name).lower()
         is_word_of_name = re.search(rf"(?<![a-z0-9]){re.escape(asked)}(?![a-z0-9])", gpu.name.lower())
         is_meant = asked in (type, gpu.arch) or (is_word_of_name and asked.endswith(part))
         if asked == gpu.device or (is_meant and gpu.kind != "cpu"):
-            ranks[gpu.device] = (asked != type, part != "")
+            ranks[gpu.device] = (asked != type, part != "")  # its type first, then whole GPUs before parts
     return min(ranks, key=ranks.__getitem__) if ranks else name
 
 

@@ -128,7 +128,7 @@ class CaseMeasurer:
         return [Group(case, members, sets) for members in groups], too_large, sets
 
     def _measure_group(self, group: Group, budget_s: float, max_s: float, scratch: Path) -> None:
-        """Checks the entries of a group, times them, and checks them again."""
+        """Checks a group's entries, times them, and checks them again. budget_s, max_s: as for `measure`"""
         started = time.perf_counter()
         checks = CaseChecks(
             case=group.case,
@@ -147,15 +147,14 @@ class CaseMeasurer:
             for entry in group.entries:
                 entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
             group.rounds = Rounds()
-            group.baseline = None
-            group.rerun = None
+            group.baseline = group.rerun = None
         finally:
             checks.close()
         group.setup_s = time.perf_counter() - started - group.rounds.spent_s
         group.phases = checks.phases
 
     def _time(self, checks: CaseChecks, group: Group, budget_s: float, max_s: float) -> None:
-        """Times the entries that are right in interleaved rounds, the baseline twice."""
+        """Times the right entries in interleaved rounds, the baseline twice. Budgets as for `measure`."""
         timed = checks.timed
         if not timed:
             return

@@ -214,8 +214,8 @@ def _note(entry: Entry, group: Group) -> str:
 
 def _verdicts(group: Group, timed: Collection[str], confidence: float, margin: float) -> list[Verdict]:
     """The verdicts on the A/A pair, on each timed entry against the baseline, and on the winner against the
-    runner-up. A baseline without a time has no A/A verdict, because no reader of the record could compute
-    that again. timed: names of the entries whose cells have a time"""
+    runner-up. A baseline without a time has no A/A verdict, because readers of the record could not compute
+    that verdict again. timed: names of the entries whose cells have a time"""
     baseline, rerun, rounds = group.baseline, group.rerun, group.rounds
     if baseline is None or rerun is None:
         return []

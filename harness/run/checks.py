@@ -204,8 +204,7 @@ class CaseChecks:
         digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
         outputs = []
         for entry in worker.living:
-            output = self._output(worker, entry, digest)
-            if output is not None:
+            if output := self._output(worker, entry, digest):
                 outputs.append((entry, output))
         return worker, digest, outputs
 
@@ -232,7 +231,7 @@ class CaseChecks:
 
         digest:    of the operands before the call, which has to leave them as they were
         stage:     when the call is made, in words that begin a reason
-        arguments: `which` and `fill` of bench.Bench.output
+        arguments: `set_index` and `fill` of bench.Bench.output
         """
         output: Output = worker.ask(entry, "output", **arguments)
         entry.call_s = output["seconds"]
@@ -365,21 +364,20 @@ class CaseChecks:
         for entry in timed:
             entry.fail("error", f"{culprits} changed the operands that it was timed on: leave that out")
 
-    def _seeds_of_set(self, which: int) -> dict[str, Any]:
-        """The seeds of one of the sets that calls rotate over, by its number."""
-        return seeds_of(Seeds(stationary=self.seed, live=self.seed, turn=which))
+    def _seeds_of_set(self, set_index: int) -> dict[str, Any]:
+        """The seeds of one of the sets that calls rotate over."""
+        return seeds_of(Seeds(stationary=self.seed, live=self.seed, turn=set_index))
 
-    def _reference_to_set(self, which: int, copies: int) -> str:
-        """The name of the reference to one of the sets that calls rotate over, by the set's number. The
-        reference is computed if it is missing."""
-        if which == 0:
+    def _reference_to_set(self, set_index: int, copies: int) -> str:
+        """The name of the reference to one of the sets that calls rotate over, computed if it is missing."""
+        if set_index == 0:
             return "first"
-        if which == copies - 1:
+        if set_index == copies - 1:
             return "last"
-        name = f"set {which}"
+        name = f"set {set_index}"
         with self.judging:
             if name not in self.digests:
-                self._reference(self.case, name, self._seeds_of_set(which))
+                self._reference(self.case, name, self._seeds_of_set(set_index))
         return name
 
     def _profile_all(self) -> None:
@@ -410,18 +408,19 @@ class CaseChecks:
 
     def _check_again(self, copies: int) -> None:
         """Checks the timed entries on other operands."""
-        # Where the sets are copies of each other, the output of an entry that always reads the first set is
+        # Where the sets are copies of each other (not Op.turns), an entry that always reads the first set is
         # right on all of them. So other operands are put on a set that is not the first.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
         sets = [copies - 1, 0] if has_copies else [0]
 
         def check(worker: Worker) -> None:
-            for which in sets:
+            for set_index in sets:
                 for entry in worker.living:
                     attempt([entry], worker.prepare, entry)
                 if worker.living:
-                    attempt(worker.living, worker.load, self.seeds["live"], which)
-                self._check_each(worker, "live", "with other live operands: ", set_index=which, fill=SPOILT)
+                    attempt(worker.living, worker.load, self.seeds["live"], set_index)
+                stage = "with other live operands: "
+                self._check_each(worker, "live", stage, set_index=set_index, fill=SPOILT)
             for entry in worker.living:
                 if entry.impl.plugin and not entry.interpreted:
                     self._check_reading(worker, entry)
@@ -477,8 +476,8 @@ class CaseChecks:
 def _can_check_ragged(entry: Entry, case: Case, platform: Platform) -> bool:
     if entry.interpreted or not entry.impl.supports(case, platform).ok:
         return False
-    # A row that is compiled for each size runs another program at this case than the timed one. A plug-in
-    # that says so of itself is checked all the same.
+    # A row that is compiled for each size runs another program at this case than the timed one. So the
+    # suite's own rows of this kind are not checked here; plug-ins of this kind are.
     return bool(entry.impl.plugin) or not entry.impl.per_size
 
 

@@ -139,9 +139,9 @@ def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: fl
             remaining_s = plan.budget_s - cases.spent_s
             if cases.spent_s and remaining_s < ENOUGH * plan.per_case_s:
                 break
-            share_s, reached = budget.allowance(remaining_s, list(left.values()), plan.per_case_s)
+            share_s, cases_reached = budget.allowance(remaining_s, list(left.values()), plan.per_case_s)
             key, case = next(iter(left.items()))  # the heaviest
-            progress.case(case, reached, share_s)
+            progress.case(case, cases_reached, share_s)
             cases.take(key, measurer.measure(case, share_s, remaining_s, Path(scratch)))
     return cases.outcome(before_s)
 

@@ -78,7 +78,7 @@ class SingleEntry:
             attempt([self.entry], self.worker.prepare, self.entry)
 
     def sample(self) -> float:
-        """Takes samples until one is quiet, or most of many were not. Returns seconds per call."""
+        """Takes samples until one is quiet or `mostly_disturbed` gives up. Returns seconds per call."""
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.entry.name}"):

@@ -100,7 +100,6 @@ class Rounds:
 
     @property
     def left_out(self) -> list[Round]:
-        """The rounds that are left out. Their time was spent all the same."""
         return [r for r in self.made if r.use == "left out"]
 
     @property
@@ -155,10 +154,10 @@ class Rounds:
         return mostly_disturbed(len(self.left_out), len(self.made))
 
     def choose(self, blocks: int) -> bool:
-        """Decides which rounds count. Only quiet rounds do where they are at least half of all, lie in
-        `blocks` blocks or in all that there are, and leave no entry without a time; otherwise all rounds do.
-        The times themselves play no part: leaving rounds out by their outcome would bias the rest. Returns
-        whether further blocks may bring as many quiet rounds as are missing."""
+        """Decides which rounds count: only quiet ones, if at least half of all rounds are quiet, if these lie
+        in at least `blocks` blocks (or in every block so far), and if each entry has a time in them; else all
+        rounds. The times play no part: leaving rounds out by their outcome would bias the rest. Returns
+        whether further blocks may bring the quiet rounds that are missing."""
         quiet = [r for r in self.made if not r.disturbed]
         quiet_blocks = {r.block for r in quiet}
         all_blocks = {r.block for r in self.made}
@@ -246,11 +245,11 @@ def _make_block(
         policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
     )
     is_short = block < policy.opening and policy.opening < policy.blocks
-    wanted = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
+    most_rounds = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
     names = list(samplers)
-    counting = 0  # how many of the block's rounds count for certain
+    counted = 0  # how many of the block's rounds count for certain
     round_s = 0.0
-    for index in range(TRIES * wanted):
+    for index in range(TRIES * most_rounds):
         if index > 0 and rounds.spent_s + round_s > end_s:
             rounds.stopped = "budget"
             break
@@ -267,8 +266,8 @@ def _make_block(
         names = _not_slow(made, policy) if had_sample else list(made.seconds)
         round_s = sum(made.took[name] for name in names)
         if made.use == "counts":
-            counting += 1
-        if counting == wanted:
+            counted += 1
+        if counted == most_rounds:
             break
     return round_s
 

@@ -96,9 +96,9 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         traffic.left_out["lines of vLLM's statistics, as each step has a line"] += len(snapshots)
     elif snapshots:
         line_counts["lines of vLLM's statistics"] = len(snapshots)
-        # A log without SpecDecoding lines may be of a server that speculates.
-        said = drafts if drafts or not traffic.drafts else None
-        q = traffic.q("vLLM's log has acceptance rates", said)
+        # The log of a server that speculates may have no SpecDecoding lines: then --drafts holds.
+        is_silent = drafts == 0 and bool(traffic.drafts)
+        q = traffic.q("vLLM's log has acceptance rates", said=None if is_silent else drafts)
         for decoding, cached in snapshots:
             traffic.add(1, decoding, q * decoding, cached)
     traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same

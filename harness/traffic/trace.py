@@ -30,6 +30,7 @@ SGLANG = re.compile(r"step\[([A-Z_0-9]+) bs=(\d+)(.*)\]")
 ATOM = re.compile(r"(prefill|decode)\[bs=(\d+)(?:/\d+)? tok=(\d+)(?:.* ctx=\[([\d, ]*)\])?")
 VERIFIES = ("VERIFY", "TARGET_VERIFY")
 DEEP_GEMM = re.compile(r"sm\d+_fp8_gemm_\w*impl<(?:[^<>,]*Major[^<>,]*, )?(\d+)u?, (\d+)u?, (\d+)u?,")
+"""M, N and K of a product; M is 0 where it is not built into the kernel."""
 EXPERTS = re.compile("moe", re.IGNORECASE)
 
 
@@ -45,7 +46,8 @@ def read_trace(recorded: RecordedTrace, traffic: Traffic) -> str:
 
     def detail(engine: str) -> tuple[bool, int]:
         steps = steps_by_engine[engine]
-        return any("sk" in match[0] for match, _ in steps), len(steps)  # sk: sums of contexts
+        has_contexts = any("sk" in match[0] for match, _ in steps)  # sk: the sum of context tokens
+        return has_contexts, len(steps)
 
     # A tool may have annotated the same steps once more, so the annotations that say most are taken.
     engine = max(steps_by_engine, key=detail)
@@ -77,8 +79,8 @@ def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
     if mode.startswith("DRAFT"):
         traffic.left_out["steps of the model that drafts"] += count
     elif mode in ("DECODE", *VERIFIES):
-        is_open = mode in VERIFIES and "g_sq" not in sums
-        q = traffic.q(f"a trace of SGLang has {mode} steps") if is_open else 1
+        lacks_tokens = mode in VERIFIES and "g_sq" not in sums
+        q = traffic.q(f"a trace of SGLang has {mode} steps") if lacks_tokens else 1
         traffic.add(count, batch, sums.get("g_sq", q * batch), sums.get("g_sk"))
     elif is_prefill and new:
         prefix = max(sums.get("c_sk", new) - new, 0)
@@ -92,10 +94,11 @@ def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
     batch, tokens = int(match[2]), int(match[3])
     lengths = [int(word) for word in (match[4] or "").split(",") if word.strip()]
     if match[1] == "prefill":
-        prefix = sum(lengths) - tokens if lengths else 0
         chunks = tuple((length, 0) for length in lengths)
-        if prefix:
-            chunks = even_chunks(batch, tokens, max(prefix, 0))
+        if (
+            lengths and sum(lengths) != tokens
+        ):  # prompts with prefixes, whose new tokens are known in sum alone
+            chunks = even_chunks(batch, tokens, max(sum(lengths) - tokens, 0))
         traffic.add(count, chunks=chunks, prompt=tokens)
     else:
         traffic.add(count, batch, tokens, context=sum(lengths))

@@ -140,24 +140,23 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
 
 
 def would_race(implementations: Sequence[Tunable], request: TuneRequest, platform: Platform) -> Iterator[str]:
-    """Yields a line for each case and each implementation. Asks no engine, and the device only what it is."""
+    """Yields a line for each case and implementation. Runs no engine; only identifies the device's target."""
     keep = request.keep or KEEP
     target = target_of(platform, worker_threads())
     for implementation in implementations:
         name, op = implementation.name, kernels.OPS[implementation.op]
         planned = plan_race(implementation, request, platform)
-        cases = [case_of(planned_case) for planned_case in planned.cases]
         configurations = 0
-        for case in cases:
+        for case in map(case_of, planned.cases):
             known = len(list(implementation.configurations(target, op.sizes(case.sizes))))
             raced = min(keep, known) + 1  # the baseline, too
             configurations += raced
             yield f"{name}: {case.text}: up to {raced} of {known} configurations"
         config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
-        overhead_s = CASE_S * len(cases) + config_s * configurations
-        word = "case" if len(cases) == 1 else "cases"
+        overhead_s = CASE_S * len(planned.cases) + config_s * configurations
+        word = "case" if len(planned.cases) == 1 else "cases"
         seconds = f"{planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
-        yield f"{name}: {len(cases)} {word}, {configurations} configurations: {seconds}"
+        yield f"{name}: {len(planned.cases)} {word}, {configurations} configurations: {seconds}"
         if isinstance(implementation, EngineTuned):
             winners = f"what is faster goes into tables in --out: {implementation.reads}"
             yield f"{name}: against what the engine takes now; {winners}"
@@ -180,7 +179,7 @@ def race_result(
 def begin_race(
     implementation: Tunable, request: TuneRequest, facts: DeviceFacts, target: Target, display: RaceDisplay
 ) -> tuple[RunCases, Race]:
-    """Begins the run that races one implementation's configurations on such devices, or goes on with it."""
+    """Begins the run that races one implementation's configurations on devices like this, or goes on."""
     if request.resume:
         journal, plan = resume(request, facts.provenance, race=True)
     else:
@@ -210,7 +209,9 @@ def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform)
         raise NothingRan(f"{implementation.name} takes none of these cases: {reason}")
     shard, shards = parse_shard(request.shard)
     of_shard = [replace(case, weight=1 / len(supported)) for case in supported[shard - 1 :: shards]]
-    suite = "ad hoc" if request.case else request.suite or "all"
+    suite = request.suite or "all"
+    if request.case:
+        suite = "ad hoc"
     request = replace(request, per_case=request.per_case or PER_CASE)
     race = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
     return record_of(request, platform, suite, of_shard, [implementation.name], implementation.name, race)

@@ -114,9 +114,9 @@ class Worker:
         self._stage(self.restore, "load", seeds=seeds, set_index=set_index)
 
     def _stage(self, before: list[Request], request: str, **arguments: Any) -> Any:
-        """Makes a request, and keeps it for a process that replaces this one, which repeats the requests
-        `before` and then this one."""
-        self.restore = before
+        """Makes a request that begins a new stage. From then on a process that replaces a dead one repeats
+        the requests `before` and this one."""
+        self.restore = before  # the stage that a process started now has to reach first
         process = self.living_process()
         self.restore = [*before, (request, arguments)]
         return self._apply(process, request, arguments)
@@ -130,9 +130,9 @@ class Worker:
         """Prepares an entry on the present operands, unless it is prepared already."""
         process = self.living_process()
         if entry.name not in self.prepared:
-            impl, calls = entry.impl, not entry.interpreted
+            impl, makes_calls = entry.impl, not entry.interpreted  # the interpreter is slow
             identity = {"entry": entry.name, "impl": impl.name, "plugin": bool(impl.plugin)}
-            options = {"launch": entry.launch, "config": entry.config, "call": calls}
+            options = {"launch": entry.launch, "config": entry.config, "call": makes_calls}
             answer = process.ask("prepare", self.deadlines.prepare, **identity, **options)
             entry.setup_s = max(entry.setup_s, answer["seconds"])
             entry.synchronises = answer["synchronises"]

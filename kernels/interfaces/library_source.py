@@ -340,14 +340,15 @@ def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def _definitions(block: ast.AST, name: str) -> list[ast.AST]:
-    """The statements that bind a name. Assignments, and functions that only raise, are left out if there are
-    others: they stand for a function that is not available."""
+    """The statements that bind a name. Assignments, and functions that only raise, stand for a function that
+    is not available. So they are left out if there are other statements."""
     binding = [s for s in _statements(block) if _binds(s, name)]
     others = [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign) and not _only_raises(s)]
     return others or binding
 
 
 def _only_raises(statement: ast.AST) -> bool:
+    """Whether it is a function that only raises, perhaps behind one other statement such as a docstring."""
     body = statement.body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) else []
     return bool(body) and isinstance(body[-1], ast.Raise) and len(body) <= 2
 
@@ -388,7 +389,7 @@ def _last_name(node: ast.expr) -> str:
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
     """Whether `from module import *` may import the name, if the module has it. A name that the source has as
-    a text may be in `__all__`. Another one is imported only without a complete, unchanged list `__all__`."""
+    a text may be in `__all__`. Any other public name is imported if `__all__` is no list that is complete."""
     if tree is not None and name in _words(tree):
         return True
     if name.startswith("_"):
@@ -402,17 +403,17 @@ def _exports(tree: ast.Module | None, name: str) -> bool:
 
 
 def _may_make(tree: ast.Module, name: str) -> bool:
-    """Whether the module may make the name when it is imported or asked for it: its `__getattr__` answers for
-    any name, it copies all names of another module into `globals()`, or it has the name as a text and one of
-    these two."""
+    """Whether the module may make the name when it is imported or asked for it. It may make any name with a
+    `__getattr__` that never raises, or if it copies all names of another module into `globals()`. It may make
+    a name that it has as a text with any `__getattr__`, or if it uses `globals()`."""
     words = _words(tree)
     getattrs = [s for s in _statements(tree) if _binds(s, "__getattr__")]
-    writes_globals = "globals" in words
+    uses_globals = "globals" in words
     if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in getattrs):
         return True
-    if writes_globals and not words.isdisjoint({"getattr", "dir"}):
+    if uses_globals and not words.isdisjoint({"getattr", "dir"}):
         return True
-    return name in words and (writes_globals or len(getattrs) > 0)
+    return name in words and (uses_globals or len(getattrs) > 0)
 
 
 def _raises(function: ast.FunctionDef) -> bool:

@@ -239,7 +239,7 @@ class AiterTables:
         of_moe = ("ActivationType.Silu", "torch.bfloat16", fp8, fp8, "QuantType.per_1x128", 1, 0)
         for family, missed in self._missed.items():
             constants = of_moe if family is MOE else ()
-            # Without the number of CUs. The last two numbers of MoE, which are flags, come behind its texts.
+            # cu_num, the first number, is left out. MoE's last two, which are flags, stand behind its texts.
             columns = [*family.numbers[1:6], *family.texts, *family.numbers[6:]]
             rows = [columns, *((m, *shape, *constants) for *shape, m in sorted(missed))]
             name = PurePosixPath(family.untuned).name
@@ -279,6 +279,7 @@ def older(files: Files) -> str:
     except TableError as error:
         return f"it has no readable {error.name.removeprefix('aiter/')}"
     has_newer_rules = "gfx_from_cu_num" in core and "_PADDED_M_TIERS" in moe
+    # Older releases have the activation in MoE's key, or leave out its rows that have any `_tag`.
     has_older_rules = re.search(r'^ +str\(activation\),$|\["_tag"\]\.fillna\(""\) == ""', moe, re.MULTILINE)
     return "older than v0.1.19" if has_older_rules or not has_newer_rules else ""
 

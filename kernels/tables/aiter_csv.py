@@ -193,17 +193,16 @@ class Table:
         for column in family.numbers:
             self._check_numbers(column, [file for file in read if len(file.typed)])
         rows = [row for file in read for row in self._rows_of(file)]
-        lost = self._losers(rows)
-        self._rows = [row for row in rows if row not in lost]
+        losers = self._losers(rows)
+        self._rows = [row for row in rows if row not in losers]
 
     def rows(self, arch: str) -> list[Row]:
-        """The rows for an architecture, with any number of CUs, in the order of the merge."""
-        rows = self._rows
-        if self.family is MOE:
-            rows = [row for row in rows if row.cell("_tag") != "flydsl_fallback"]
-        elif not self.has_gfx:
-            return rows
-        return [row for row in rows if row.gfx in (arch, None)]
+        """The rows for an architecture, with any number of CUs, in the order of the merge. Where gfx is not
+        part of a GEMM's key, these are all rows."""
+        if self.family is not MOE:
+            return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
+        of_arch = [row for row in self._rows if row.gfx in (arch, None)]
+        return [row for row in of_arch if row.cell("_tag") != "flydsl_fallback"]
 
     def _read(self, name: str) -> _File | None:
         """Reads a file as AITER does; None where AITER gets nothing from it. It may add problems."""
@@ -227,14 +226,14 @@ class Table:
         if absent := [column for column in key_columns if column not in typed]:
             lacking = f"has no column {', '.join(absent)}: its {len(typed)} rows are never found"
             self._add_problem(name, 1, lacking)
-        numbers, short = _lines(text, len(typed))
-        if LINE in texts:
-            numbers = pandas.to_numeric(texts[LINE], errors="coerce").fillna(0).astype(int).tolist()
+        line_numbers, short = _lines(text, len(typed))
+        if LINE in texts:  # in a recorded extract
+            line_numbers = pandas.to_numeric(texts[LINE], errors="coerce").fillna(0).astype(int).tolist()
         if any(short):
-            first = numbers[short.index(True)]
+            first = line_numbers[short.index(True)]
             cut = f"{rows_here(short.count(True))} cut short: AITER reads the missing cells as nan"
             self._add_problem(name, first, cut)
-        texts = texts.fillna("").assign(**{LINE: numbers, SHORT: short})
+        texts = texts.fillna("").assign(**{LINE: line_numbers, SHORT: short})
         # AITER fills a column that a file does not have with 0.
         return _File(name, typed.reindex(columns=self.family.numbers, fill_value=0), texts)
 

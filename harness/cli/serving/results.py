@@ -104,7 +104,7 @@ def engines_of(texts: Sequence[str]) -> dict[str, str]:
     engines = {"A": "", "B": ""}
     for text in texts:
         side, _, name = text.rpartition("=")
-        if side not in ("", "A", "B") or name.startswith(("A:", "B:")):
+        if side not in ("", "A", "B") or name.startswith(("A:", "B:")):  # `A:NAME` is a slip
             raise UsageError(f"cannot read --engine {text!r}; write NAME, A=NAME or B=NAME")
         for named_side in [side] if side else ["A", "B"]:
             engines[named_side] = known_engine(name)

@@ -96,7 +96,8 @@ def _per_step(trace: Trace, phase: Phase) -> list[RenderableType]:
 
 
 def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> list[RenderableType]:
-    """The table of the first `top` kernels. on: `gpu`, or `cpu`, where they are operators"""
+    """The table of the first `top` kernels. Each has its shapes in the order of their time. on: `gpu`, or
+    `cpu`, where they are operators"""
     if not top or not kernels:
         return []
     total = sum(kernel.time_ns for kernel in kernels)

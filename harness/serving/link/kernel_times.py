@@ -176,7 +176,7 @@ class Tables:
 
     def all_reduce(self, elements: float, gpus: int) -> float:
         """The device time in us for bf16 elements, in a graph if the table has such times. `message_size` of
-        the table counts elements: with bytes the largest message would take twice the time of NVLink."""
+        the table counts elements: as bytes, the largest message would run at half the rate of NVLink."""
         backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where: dict[str, Any] = {"num_gpus": gpus}
@@ -232,10 +232,11 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     labels: dict[str, set[tuple[str, str, str]]] = {}  # by file
     for stem, of_file in rows.items():
         labels[stem] = {(row["device"], row["framework"], row["version"]) for row in of_file}
-    # TensorRT-LLM's all-reduce stands in some sets of other engines.
+    # Some sets of other engines have the all-reduce of TensorRT-LLM, whose labels do not count.
     own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
     every = sorted(set().union(*labels.values()))
-    chips = {SAME_CHIP.get(name, name) for name in (hardware_name(device) for device, _, _ in every)}
+    devices = {hardware_name(device) for device, _, _ in every}
+    chips = {SAME_CHIP.get(name, name) for name in devices}
     if len(chips) > 1 or len({engine_name(engine) for _, engine, _ in own}) > 1:
         names = "; ".join(map(" ".join, every))
         raise UsageError(f"tables in {folder} are of more than one machine or engine: {names}")

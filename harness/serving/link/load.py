@@ -180,8 +180,9 @@ def _grid(most: float) -> Array:
 class Features:
     """The factors of the constants, at a given TPOT and TTFT.
 
-    tpot:     factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
-    steady:   factors of h, q, cold, each in the TTFT after the first wave, which is a client's median
+    tpot:     factors of the constants a, k and p: 1 and the ms of a decode step, both over the accept length,
+              and the ms of stall
+    steady:   factors of h, q, `cold` and `each` in the TTFT after the first wave, which is a client's median
     mean:     factors of the same constants in the TTFT over the whole run
     batch:    requests that decode together
     queue_ms: the part of `waiting_ms` that is for memory

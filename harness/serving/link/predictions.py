@@ -158,17 +158,20 @@ def outlook(link: Link, load: Load) -> Outlook:
     """What is predicted for a load, without changes and needs."""
     sums, served = link.sums(load), link.served(load)
     settled = served.features
-    accepted = float(1 / settled.tpot[0])
-    prefills = served.stall_ms / max(sums.prefill.ms(1), 1e-9)  # of one prompt, for each token
+    steps_per_token, _, _ = settled.tpot.tolist()
+    accepted = 1 / steps_per_token
+    prefills_per_token = served.stall_ms / max(sums.prefill.ms(1), 1e-9)  # each of one prompt
     decode_us = sums.decode.us_at(settled.batch) * link.in_server["decode"]
-    stall_us = sums.prefill.us_at(1.0) * prefills
+    stall_us = sums.prefill.us_at(1.0) * prefills_per_token
     decode_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.decode.terms, decode_us, strict=True)}
     stall_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.prefill.terms, stall_us, strict=True)}
     terms = {term.name: term for term in sums.decode.terms}
     for term in sums.prefill.terms:
         terms.setdefault(term.name, term)
-    beside_ms, tpot_ms = float(link.constants.tpot.mean[0]), served.tpot.value
-    shares = [Share(BESIDE_KERNELS, "calibration", 1, beside_ms, 0.0, beside_ms / accepted / tpot_ms)]
+    beside_ms, _, _ = link.constants.tpot.mean.tolist()  # the constant `a`
+    tpot_ms = served.tpot.value
+    beside_share = beside_ms / accepted / tpot_ms
+    shares = [Share(BESIDE_KERNELS, "calibration", 1, decode_ms=beside_ms, stall_ms=0.0, share=beside_share)]
     for name, term in terms.items():
         in_decode, in_stall = decode_ms.get(name, 0.0), stall_ms.get(name, 0.0)
         share = (in_decode / accepted + in_stall) / tpot_ms
@@ -177,14 +180,13 @@ def outlook(link: Link, load: Load) -> Outlook:
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """The effect of all changes together on QUANTITIES. Raises UsageError for kernels of none or of two."""
+    """The effect of all changes together on QUANTITIES. Raises UsageError for a change that touches no kernel
+    of the step, and for two changes of one kernel."""
     sums = link.sums(load)
-    kernels = Counter(
-        f"{phase.terms[i].name} in {name}"
-        for change in changes
-        for name, phase, terms in touched(sums, change)
-        for i in terms
-    )
+    kernels: Counter[str] = Counter()
+    for change in changes:
+        for name, phase, terms in touched(sums, change):
+            kernels.update(f"{phase.terms[i].name} in {name}" for i in terms)
     for kernel, count in kernels.items():
         if count > 1:
             raise UsageError(f"two changes are of {kernel}: give one of them")
@@ -217,8 +219,8 @@ def _quantities(link: Link, sums: KernelSums) -> Array:
 def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) -> Array:
     """How far the 90 % interval of the effect of the changes reaches below and above it, [2, QUANTITIES].
 
-    The sources are independent: the interval of each change; the saving in the server over the saving alone;
-    for factors, the kernel's time and k; for savings in microseconds, an unknown accept length.
+    The sources are independent: the interval of each change, and the ratio of a saving in the server to that
+    alone; for factors also the kernel's time and the constant k, for savings in us an unknown accept length.
     """
 
     def effect(change: KernelChange) -> Array:
@@ -226,12 +228,12 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
         return _quantities(link, after) - _quantities(link, before)
 
     def reach(of_effect: Array, deviation: float) -> Array:
-        """What both ends of an effect add, [2, QUANTITIES]. deviation: of the logarithm of its factor"""
+        """How far the ends of an effect lie from it, [2, QUANTITIES]. deviation: of the effect's logarithm"""
         ratio = math.exp(T90 * deviation)
         return np.array([of_effect * (1 / ratio - 1), of_effect * (ratio - 1)])
 
     reaches: list[Array] = []  # of each source
-    of_factors = np.zeros(len(QUANTITIES))
+    of_factors = np.zeros(len(QUANTITIES))  # the effect of all changes by a factor
     for change in changes:
         alone = effect(change)
         reaches.append(reach(alone, IN_SERVER))
@@ -302,5 +304,5 @@ def change_in_per_cent(change: Prediction) -> str:
     """The change of a quantity in per cent, with its 90 % interval."""
     before = change.before or math.nan
     values = (change.change, change.low, change.high)
-    per_cent = [None if value is None else 100 * value / before for value in values]
-    return ranged(per_cent[0], per_cent[1], per_cent[2], "+.1f", " %")
+    middle, low, high = [None if value is None else 100 * value / before for value in values]
+    return ranged(middle, low, high, "+.1f", " %")

@@ -125,10 +125,8 @@ ROCPROF = "rocprofiler-sdk-tool"
 def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     """Reads a trace, in less than 100 bytes of memory for each event, however large the file is. Raises
     UnreadableError. partial: whether what there is of a file that breaks off is read"""
-    if_cut = (
-        "; what its profiler wrote last is missing, and shares would be wrong (--partial takes what there is)"
-    )
-    text, into = JsonText(path, if_cut), RecordedTrace()
+    missing = "; what its profiler wrote last is missing, and shares would be wrong"
+    text, into = JsonText(path, f"{missing} (--partial takes what there is)"), RecordedTrace()
     head = text.head.decode("latin-1")
     is_utf_16 = head.startswith(("\xff\xfe", "\xfe\xff"))
     try:
@@ -195,7 +193,7 @@ KIND = {category: kind for kind, categories in trace_rules()["events"].items() f
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
     """Reads the events one by one, from `traceEvents` or a bare list, and all else as whole values."""
     for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
-        if keys[-1:] == ("*",):
+        if keys in (("*",), ("traceEvents", "*")):  # an item of either list
             _take_event(value, into)
         elif keys == ("deviceProperties",) and isinstance(value, list):
             for device in value:

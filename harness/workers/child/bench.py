@@ -110,10 +110,9 @@ class Bench(devices.OnDevice):
         self.prepared: dict[str, _PreparedEntry] = {}  # by entry
         self.are_timed = False  # whether calls on these operands are timed, and not only checked
         self.case: Case | None = None
-        # By entry: seconds of a first call after the latest preparation, infinite if that was the first one,
-        # which compiles; and of the entries whose first calls may be left out (AS_LONG), of a timed call.
+        # By entry: seconds of a call in its last preparation; infinite if that was its first, which compiles.
         self.first_call_s: dict[str, float] = {}
-        self.settled_call_s: dict[str, float] = {}
+        self.settled_call_s: dict[str, float] = {}  # of a timed call; of entries that may omit first calls
         self.returning: set[str] = set()  # entries whose calls returned a tensor
         self.timers: dict[str, Timer] = {}  # by launch mode
         self.repeats = defaultdict[str, Repeats](Repeats)  # by entry
@@ -278,7 +277,7 @@ class Bench(devices.OnDevice):
 
     def inspect(self, entry: str) -> None:
         """Compares the outputs that the last sample left with the first ones, and fills them again. The
-        parent asks for it before each sample, so that the request for a sample takes no time but its own."""
+        parent requests this before each sample, so that the request `sample` need not do it."""
         self._compare_computed(entry)
         self.prepared[entry].fill()
 

@@ -88,13 +88,13 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     uuid = _uuid(gpu, on_amd)
     is_other_gpu = planned["uuid"].startswith("GPU-") and uuid not in ("", planned["uuid"].lower())
     memories = (gpu.total_memory, planned["memory"])
-    less, more = sorted(memories)
+    smaller, larger = sorted(memories)
     memory_to_torch, memory_to_driver = (f"{nbytes / (1 << 30):.1f} GiB" for nbytes in memories)
     facts = [  # to torch, to the driver, whether they differ
         (arch, planned["arch"], arch != planned["arch"]),
         (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
         (uuid, planned["uuid"], is_other_gpu),
-        (memory_to_torch, memory_to_driver, 0 < MEMORY_DIFFERS * less < more),
+        (memory_to_torch, memory_to_driver, smaller > 0 and larger > MEMORY_DIFFERS * smaller),  # 0: unknown
     ]
     if not any(differs for _, _, differs in facts):
         return ""
@@ -108,7 +108,7 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:
-    """The UUID in the driver's form; empty where torch has none. HIP gives its 16 digits as characters."""
+    """The UUID in the driver's form; empty where torch has none. HIP's bytes are ASCII codes of 16 digits."""
     text = str(getattr(gpu, "uuid", "")).lower()
     if on_amd:
         text = bytes.fromhex(text.replace("-", "")).decode(errors="replace")

@@ -81,7 +81,7 @@ class Meter(OnDevice):
     def measure(self) -> dict[str, Any]:
         """The fields of `Ceilings`: `rates` in flops/s, `read` and `copy` in bytes/s, and `reach` in bytes.
         A dtype in which no product works here has no rate."""
-        buffer = self._buffer()
+        buffer = self._buffer(self.bytes)
         read = self._best(self._readers(buffer), READ_S)
         copy = self._best(self._copiers(buffer), COPY_S)
         del buffer
@@ -92,8 +92,8 @@ class Meter(OnDevice):
         return {"rates": rates, "read": read, "copy": copy, "reach": self.reach}
 
     def _reach(self, claimed: int) -> int:
-        """The least number of bytes whose repeated reading is as slow as memory."""
-        buffer = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
+        """Measures what `reach` returns. claimed: the stated bytes of the last-level cache"""
+        buffer = self._buffer(int(min(2 * claimed, self.share))).view(torch.int64)
         # BELIEVED, twice as much and so on, up to the claimed size; and the whole buffer.
         sizes = [BELIEVED * 2**doublings for doublings in range((claimed // BELIEVED).bit_length())]
         sizes = [size for size in sizes if size < buffer.nbytes] + [buffer.nbytes]
@@ -124,8 +124,10 @@ class Meter(OnDevice):
         """Prepares one of the steady workloads: `read` or `product`."""
         self.program = Program([])  # frees the buffers of the last one
         size = STEADY_SIZE[self.kind]
-        is_read = workload == "read"
-        call = self._buffer().view(dtype=torch.int64).sum if is_read else self._mm(size, size, size, "bf16")
+        if workload == "read":
+            call = self._buffer(self.bytes).view(dtype=torch.int64).sum
+        else:
+            call = self._mm(size, size, size, "bf16")
         call()
         self.program = self.timer.program([call])
 
@@ -145,7 +147,7 @@ class Meter(OnDevice):
         return best
 
     def _tried(self, candidates: Iterable[Candidate]) -> list[Racer]:
-        """Tries each candidate once, the one with the smallest amount first."""
+        """Tries once each candidate whose call is short enough. The first has the smallest amount."""
         racers: list[Racer] = []
         best = 0.0
         for amount, make in candidates:
@@ -164,8 +166,8 @@ class Meter(OnDevice):
     def _rate(self, amount: float, program: Program) -> float:
         return amount / self.timer.sample(program, TRY_S).seconds
 
-    def _buffer(self) -> Any:
-        return self._random(self.bytes // 2, dtype="bf16")
+    def _buffer(self, nbytes: int) -> Any:
+        return self._random(nbytes // 2, dtype="bf16")  # 2 bytes each
 
     def _random(self, *shape: int, dtype: str) -> Any:
         """A tensor of Gaussian values, because zeros move and multiply faster. It repeats one million values:
@@ -225,7 +227,7 @@ def _made(call: Call) -> Callable[[], Call]:
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """The smallest size that is read no faster than the largest one. rates: bytes/s by size in bytes"""
+    """The least size that is not read FASTER times as fast as the largest. rates: bytes/s by size in bytes"""
     memory = rates[max(rates)]
     return min(size for size, rate in rates.items() if rate < FASTER * memory)
 

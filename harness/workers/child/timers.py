@@ -326,8 +326,8 @@ allocation asks the filter (aten/src/ATen/cuda/CUDAGraph.cpp, ATen/core/CachingH
 
 class GraphTimer(EventTimer):
     """Times replays of one graph, whose calls rotate over all sets of operands, so that caches see the same
-    accesses as with eager calls. Where a library allocates its output, the graph's memory has one output for
-    each set, of the last call on it; every replay writes it anew."""
+    accesses as with eager calls. Where a library allocates its output, the output of a set is that of the
+    last call on the set; it lies in the graph's memory, and each replay writes it anew."""
 
     def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(cuda, clock)
@@ -378,7 +378,7 @@ def _recorded(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
         with warnings.catch_warnings():
             # A graph without nodes takes no time and computes nothing; torch only warns of it.
             warnings.filterwarnings("error", message=".*CUDA Graph is empty")
-            # torch.cuda.graph does not restore the stream where ending the capture fails; the outer one does.
+            # torch.cuda.graph does not restore the stream where ending the capture fails; `cuda.stream` does.
             with cuda.stream(side), cuda.graph(graph, pool=pool, stream=side):
                 try:
                     for call in calls:

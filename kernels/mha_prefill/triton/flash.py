@@ -87,8 +87,8 @@ class FlashVarlen(SuiteTriton):
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
         """Tiles of fewer than twice the rows of the longest sequence, and of at least an instruction's rows
-        for each warp. Two programs of four warps on a compute unit run while the other one waits; one of
-        eight warps reads half as much. Steps of many keys wait less often."""
+        for each warp. With two programs of four warps on a compute unit one runs while the other waits; one
+        program of eight warps reads half as much. Steps of many keys wait less often."""
         longest, _ = sizes.longest
         turned = (False, True) if turnable(target, sizes) else (False,)
         if target.kind == "rocm":
@@ -130,7 +130,7 @@ class FlashVarlen(SuiteTriton):
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
         """The bytes of the list of programs, and of turned values and the list of their blocks."""
-        programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
+        programs = sizes.heads * (sizes.queries // 64 + sizes.batch)  # of 64 rows or more, 12 bytes each
         bytes_per_column = sizes.heads * VALUE + 1 if sizes.dtype == "fp8" else 0
         return 12 * programs + columns(sizes.keys, sizes.batch) * bytes_per_column
 
@@ -141,7 +141,7 @@ class FlashVarlen(SuiteTriton):
             for prefix, new in sizes.lengths()
             for first in range(0, new, config.rows)
         ]
-        return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * (sum(steps) + len(steps))
+        return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * (sum(steps) + len(steps))  # one per program
 
     def prepare_with(
         self, config: FlashConfig, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
@@ -161,7 +161,7 @@ class FlashVarlen(SuiteTriton):
         lanes, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
         width = columns(sizes.keys, sizes.batch)
         shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": lanes, "RUN": run}
-        format, headroom = "bf16", 0
+        format, headroom = "bf16", 0  # the largest softmax weight of a row is 2 ** headroom
         if o.is_fp8:
             require_format(sizes.fp8, target)
             format, headroom = sizes.fp8, int(math.log2(fp8_format(sizes.fp8).max))
@@ -182,7 +182,7 @@ class FlashVarlen(SuiteTriton):
         programs = torch.tensor(tiles, dtype=torch.int32, device=device)
         tensors = (q, k, v, prepared.written, o.cu_q, o.cu_k, programs)
         scales = (o.scale * math.log2(math.e), o.q_descale, o.k_descale, o.v_descale)
-        of_tma = descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5
+        of_tma = descriptors(q, k, v, config) if target.kind == "cuda" else [None] * 5  # of five loads
         flash = functools.partial(
             flash_kernel[(len(tiles),)],
             *(*tensors, *scales, width, *of_tma),

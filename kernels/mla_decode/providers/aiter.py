@@ -260,7 +260,7 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     of the cache before each call, which is not in the time."""
     cache = layouts.FiniteCache(o)
     query = o.q if of(o.q.device).arch == "gfx942" else layouts.query_buffer(o)
-    # The length of the page list does not matter here: the call gets a number of splits.
+    # The page list is as short as it can be: its length decides only where a call gets no number of splits.
     arguments = by_names(o, cache, query, out, requests=0)
     arguments |= {"q_dtype dtype_q": o.kv.dtype, "is_causal": False}
     arguments |= {"fast_mode": False, "intra_batch_mode": True}
@@ -274,7 +274,8 @@ def padded(heads: int) -> int:
 
 
 def list_entries(sizes: MlaDecodeSizes, requests: int) -> int:
-    """Entries of an engine's page list, at most MOST_ENTRIES for each sequence of the call."""
+    """Entries of a page list that an engine makes for `requests` of the server's context length. At most
+    MOST_ENTRIES for each sequence of the call are counted, but no fewer than its tokens."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * MOST_ENTRIES))
 
 
@@ -285,8 +286,8 @@ def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
 def by_names(
     o: MlaDecodeOperands, cache: layouts.FiniteCache, query: torch.Tensor, out: torch.Tensor, requests: int
 ) -> dict[str, Any]:
-    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, for `arguments_of`. The
-    page size is 1 token, as in engines. requests: those for which the engine makes the page list"""
+    """The arguments of `mla_decode_fwd` and of the functions that make its schedule, for `arguments_of`: a
+    key has all names of an argument. The page size is 1 token, as in engines. requests: see `list_entries`"""
     query, out = query.view(-1, *query.shape[-2:]), out.view(-1, *out.shape[-2:])
     arguments = {
         "q": query,
@@ -309,8 +310,8 @@ def by_names(
         "num_kv_splits max_split_per_batch": SPLITS_WITH_DRAFTS if o.q.shape[1] > 1 else SPLITS_OF_SGLANG,
     }
     if o.is_fp8:
-        # The scale of a query in FP8 is static as in engines, where a checkpoint may bring another one. The
-        # largest values of q lie near 30, a tenth of what either format holds.
+        # As in engines, a query in FP8 has a static scale: 1, where a checkpoint brings no other. The largest
+        # values of q lie near 30, a tenth of what either format holds.
         scales = {"q_scale": o.scale_tensor(1.0), "kv_scale": o.scale_tensor(o.kv_scale)}
         arguments |= {**scales, "intra_batch_mode": False}
     return arguments
@@ -333,7 +334,7 @@ SEGMENTED = Function(
     "aiter.ops.triton.attention.mla.mla_decode_fwd",
     needs="q kv_buffer out cu_seqlens_q seqused_k max_seqlen_kv block_tables softmax_scale kv_lora_rank "
     "qk_rope_head_dim causal q_descale kv_descale",
-    wishes="out_scale shuffled_kv_cache",  # both without a default at 0.1.15
+    wishes="out_scale shuffled_kv_cache",  # releases that have them have no default for them (0.1.15)
 )
 SPLIT_KV = Function(
     "aiter.ops.triton.attention.mla_decode.decode_attention_fwd",
@@ -369,18 +370,11 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     which an FP8 cache is converted on the way."""
     cache, page = layouts.FiniteCache(o), tile_page(o.page)
     decode = layouts.bound(
-        SEGMENTED,
-        o,
-        out,
-        kv_buffer=cache.kv.view(-1, page, 1, WIDTH),
-        max_seqlen_kv=max(o.host_lengths),
-        block_tables=layouts.finite_table(o, page),
-        causal=True,
-        q_descale=None,
+        SEGMENTED, o, out, kv_buffer=cache.kv.view(-1, page, 1, WIDTH), max_seqlen_kv=max(o.host_lengths),
+        block_tables=layouts.finite_table(o, page), causal=True, q_descale=None,
         kv_descale=o.scale_tensor(o.kv_scale) if o.is_fp8 else None,
-        out_scale=None,
-        shuffled_kv_cache=False,
-    )
+        out_scale=None, shuffled_kv_cache=False,
+    )  # fmt: skip
     return cache.prepared(out, decode)
 
 

@@ -104,20 +104,10 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
     # A scale is fp32 [], and 1.0 for bf16: a call without scales makes such tensors each time.
     scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
     return layouts.bound(
-        function,
-        o,
-        out,
-        k_buffer=cache,
-        v_buffer=cache[..., :LATENT],
-        req_to_token=table,
-        b_seq_len=lengths,
+        function, o, out, k_buffer=cache, v_buffer=cache[..., :LATENT], req_to_token=table, b_seq_len=lengths,
         attn_logits=torch.empty(*rows, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
-        num_kv_splits=splits,
-        k_scale=scale,
-        v_scale=scale,
-        lse=o.q.new_empty(rows),
-        is_mla=True,
-    )
+        num_kv_splits=splits, k_scale=scale, v_scale=scale, lse=o.q.new_empty(rows), is_mla=True,
+    )  # fmt: skip
 
 
 def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:

@@ -103,6 +103,8 @@ class SplitKv(SuiteTriton):
 
     name = "triton.split_kv"
     Config = SplitKvConfig
+    # Tiles of 16 rows wait for memory, not for products. On sm_100 an FP8 cache has tiles of 32 rows, as
+    # registers do not hold 64 rows beside tokens that are widened to bf16.
     older_instructions: ClassVar = {
         "split_kernel": "memory bounds 16 rows; on sm_100 registers do not hold 64 and an FP8 cache to widen"
     }
@@ -142,7 +144,7 @@ class SplitKv(SuiteTriton):
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
         """Cases with the same lengths are alike, however `ctx` gives them. `heads`, a name that stored tables
-        have, counts the rows of all query tokens; q tells several query tokens from one of as many heads."""
+        have, counts the rows of all query tokens: only q tells 2 tokens of 16 heads from 1 token of 32."""
         lengths = sizes.lengths()
         return {
             "batch": sizes.batch,
@@ -155,8 +157,9 @@ class SplitKv(SuiteTriton):
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """An upper bound over all platforms and configurations. A plan has no more slots than programs, or
-        than two for each sequence; and a sequence has at most one slot more than parts of least length."""
+        """An upper bound over all platforms and configurations. A plan has at most one slot for each program,
+        or two where there are as many sequences as programs, or more. It also has at most one slot for each
+        part of the least length, and one more for each sequence."""
         programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_HEADS)
         by_programs = max(programs, 2 * min(sizes.batch, programs))
         by_length = sizes.batch + sizes.tokens // (LEAST_TOKENS_PER_HEAD * LEAST_HEADS)
@@ -201,21 +204,13 @@ class SplitKv(SuiteTriton):
             score_scale=o.scale * o.kv_scale * math.log2(math.e),
             value_scale=o.kv_scale,
             lengths=o.lengths if o.sizes.q > 1 else None,
-            HEADS=o.heads,
-            ROWS=rows,
-            PAGE=o.page,
-            LATENT=LATENT,
-            ROPE=ROPE,
-            BLOCK_H=config.heads,
-            BLOCK_N=config.tokens,
-            SWAP=config.swap,
-            RELOAD=config.reload,
-            APART=apart,
-            XCDS=xcds,
+            HEADS=o.heads, ROWS=rows, PAGE=o.page, LATENT=LATENT, ROPE=ROPE,
+            BLOCK_H=config.heads, BLOCK_N=config.tokens,
+            SWAP=config.swap, RELOAD=config.reload, APART=apart, XCDS=xcds,
             PRODUCT=tl.float32 if prepared.interpreted else tl.bfloat16,
             FNUZ_BITS=kv.dtype == torch.uint8,
             **options(config.warps, config.stages, config.instruction),
-        )
+        )  # fmt: skip
         prepared.launches = [first]
         if split_plan.split:
             most_slots = triton.next_power_of_2(max(sequence.slots for sequence in split_plan.split))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.cli.serving.ab_display import planned
 from harness.serving.ab import result as module
 from harness.serving.ab.plan import made
 from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
@@ -80,15 +81,15 @@ def plan_of(option=""):
     ("", "differ by 1.2 %, as on 8 MI355X with DeepSeek-R1; the client command names no concurrency"),
 ])  # fmt: skip
 def test_launches_differ_more_where_few_requests_are_in_flight(option, says):
-    assert says in module.planned(plan_of(option), None, Path("/ab"), [], [])
+    assert says in planned(plan_of(option), None, Path("/ab"), [], [])
 
 
 @pytest.mark.parametrize(("budget_s", "pairs"), [(3, 0), (53 * 60, 0), (3 * 3600, 2), (1e6, 12)])
 def test_the_plan_says_how_many_pairs_the_budget_reaches(budget_s, pairs):
     """Launches of 10 and two runs of 8 minutes: 52 minutes a pair, and as long for those thrown away."""
-    says = module.planned(plan_of(), None, Path("/ab"), [], [], budget_s)
+    says = planned(plan_of(), None, Path("/ab"), [], [], budget_s)
     assert f"; pairs that would end within it: {pairs}\n" in says
-    assert "budget" not in module.planned(plan_of(), None, Path("/ab"), [], [])
+    assert "budget" not in planned(plan_of(), None, Path("/ab"), [], [])
 
 
 def test_more_pairs_would_decide_what_stays_as_it_is():

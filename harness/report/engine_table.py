@@ -250,9 +250,10 @@ def _groups_by_share(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> li
 
 def _pairs_by_share(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
     """As `_groups_by_share`, from pairs of a key and a shape: a shape may be in several groups."""
-    by_key = grouped(pairs, lambda pair: pair[0])
-    groups = [(key, [shape for _, shape in of_key]) for key, of_key in by_key.items()]
-    return sorted(groups, key=lambda group: -_share(group[1]))
+    by_key = defaultdict[Key, list[Shape]](list)
+    for key, shape in pairs:
+        by_key[key].append(shape)
+    return [(key, by_key[key]) for key in sorted(by_key, key=lambda key: -_share(by_key[key]))]
 
 
 def layer_text(shape: Shape) -> str:

@@ -21,8 +21,8 @@ PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
 MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory it usually has (MIG User Guide)."""
 MIG_SMS = {3: 1 / 2}
-"""Sevenths of the SMs in a slice's name -> the share of the SMs that it has at most, where that is more: `3g`
-has 60 of an H100's 132."""
+"""Sevenths of the SMs in a slice's name -> an upper bound of its share of the SMs, where it has more than
+these sevenths: a `3g` slice of an H100 has 60 of 132 SMs, and 3/7 would be 57."""
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # mode of an AMD GPU -> the number of parts
 
 
@@ -35,7 +35,7 @@ class Ceilings:
     copy: float = 0.0  # bytes read plus bytes written, per second; 0 if unknown
     measured: str = ""  # when they were measured; empty for data sheets
     reach: int = 0
-    """The size in bytes from which a CPU reads as slowly as from memory (see meter.py); 0: not measured."""
+    """From so many bytes on a CPU reads as slowly as from memory, see workers/child/meter.py; 0: unknown."""
     disturbed: str = ""
     """What disturbed the machine in every measurement so far; empty once a measurement was quiet."""
 
@@ -48,11 +48,11 @@ class Ceilings:
         return Ceilings(**facts) if facts else None
 
     def rate(self, dtype: str) -> float:
-        """The rate of products of operands of `dtype`, in operations per second: the best rate of this dtype
-        and of the wider ones, which can hold the same values; if none of these was measured, the best of
-        all."""
-        narrow_first = DTYPES[DTYPES.index(dtype) :]
-        return max([self.rates[d] for d in narrow_first if d in self.rates] or self.rates.values())
+        """The rate of products of operands of `dtype`, in operations per second: the best of this dtype and
+        of the wider ones, which can hold the same values; if none of these was measured, the best of all."""
+        this_and_wider = DTYPES[DTYPES.index(dtype) :]
+        measured_rates = [self.rates[d] for d in this_and_wider if d in self.rates]
+        return max(measured_rates or self.rates.values())
 
     @property
     def bandwidth(self) -> float:
@@ -65,7 +65,7 @@ class Ceilings:
         return max(work.flops / self.rate(work.dtype), work.bytes / self.bandwidth)
 
     def or_better(self, other: Ceilings | None) -> Ceilings:
-        """The higher of the two for each rate, with the time of measuring of this one."""
+        """The higher of the two for each rate, measured at this one's time, disturbed only if both were."""
         if other is None:
             return self
         known = [dtype for dtype in DTYPES if dtype in {**self.rates, **other.rates}]
@@ -90,10 +90,9 @@ def part_of(name: str) -> str:
 
 
 def known_type(text: str) -> str:
-    """The name of the data sheet that a longer name means (MI300X for `AMD-Instinct-MI300X-OAM`), or else the
-    name itself. For a part of a GPU the name of the part stands behind it, as a whole GPU has other times.
-    Only whole words count (H2000 is not H200), and another card of a chip is another device (H100 PCIe is not
-    H100)."""
+    """The name of the data sheet of the device that the text names (MI300X for `AMD-Instinct-MI300X-OAM`), or
+    the text itself where there is none. For a part of a GPU the name of the part follows. Only whole words
+    count (H2000 is not H200), and another card of a chip is another device (H100 PCIe is not H100)."""
 
     def means(name: str) -> bool:
         word = rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])"
@@ -106,8 +105,8 @@ def known_type(text: str) -> str:
 
 def _sheets_of_whole(platform: Platform) -> list[JsonObject]:
     """The data sheets that this device, or the whole GPU that it is a part of, may have: those of its
-    architecture whose name is in its name. Where none is, as ROCm's kernel driver names no product, all of
-    its architecture."""
+    architecture whose name the device's name contains. If there is none, as ROCm's kernel driver names no
+    product, all of the architecture."""
     of_arch = [sheet for sheet in known_devices() if sheet["arch"] == platform.arch]
     named = [sheet for sheet in of_arch if re.search(rf"\b{sheet['name']}\b", platform.name)]
     return named or of_arch
@@ -117,7 +116,9 @@ def datasheets(platform: Platform) -> list[JsonObject]:
     """The data sheets that this device may have. For a part of a GPU they give the most that it can have of
     the whole GPU's rates, with the shares in `source`; a part of unknown size has no data sheet."""
     part, sheets = part_of(platform.name), _sheets_of_whole(platform)
-    return list(filter(None, (_sheet_of_part(sheet, part) for sheet in sheets))) if part else sheets
+    if not part:
+        return sheets
+    return list(filter(None, (_sheet_of_part(sheet, part) for sheet in sheets)))
 
 
 def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:

@@ -48,10 +48,10 @@ def list_command(
     platform = platform or of_arch
     machine = named(platform, arch) if platform else detect()
     if case:
-        rows, shown = of_case(ops, case, machine)
+        rows, text = of_case(ops, case, machine)
     else:
-        rows, shown = listing(what, ops, machine, suite, every)
+        rows, text = listing(what, ops, machine, suite, every)
     if not json_to and (what == "impls" or not machine.here):
         where = f"{machine.kind} {machine.arch} {machine.name}".strip()
         print(where if machine.here else f"{where} (not this machine)")
-    answer(json_to, rows, shown)
+    answer(json_to, rows, lambda: text)

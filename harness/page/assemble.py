@@ -88,7 +88,7 @@ def engine_section(view: EngineView) -> PageSection:
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None, table(values, SHAPE_COLUMNS), len(values),
     )  # fmt: skip
-    labelled = [(title, note.replace("\n  ", "; ")) for title, of in notes(view).items() for note in of]
+    labelled = [(title, note.replace("\n  ", "; ")) for title, lines in notes(view).items() for note in lines]
     headline = "; ".join(engine_summary(view))
     return PageSection(anchor("engine", view.release), view.release, headline, [chart], labelled)
 
@@ -99,7 +99,6 @@ EXPERIMENT = "experiment.json"
 MOST_CASES = 40  # cases with charts of their own: more would make a page slow to open
 MOST_ROUNDS = 4000  # rounds that a chart draws one by one
 MOST_INPUTS = 8  # records whose charts stand together; a page of more has an index, and no charts of rounds
-
 
 RecordKind = Literal["run", "A/B", "ledger", "document"]
 Records = Sequence[tuple[RecordKind, Path]]

@@ -157,7 +157,7 @@ def shared_sizes(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
 
 
 def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
-    """The key of each case of an op -> a short name: the sizes that not all cases have, and the boundary."""
+    """A short name by the key of each case: the sizes in which the cases differ, and the boundary."""
     shared = shared_sizes(cases)
     short = {}
     for planned in (case.planned for case in cases):

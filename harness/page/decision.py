@@ -15,7 +15,7 @@ from harness.decide.text import answer, crossover_text, notes, snippet
 from harness.decide.worth import Worth
 from harness.page.case import four_digits
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
-from harness.page.style import fields, forest, noise_band, row_colours, scale_of, tooltips
+from harness.page.style import forest, heat_map, noise_band, row_colours, scale_of, tooltips
 from harness.report.text import grouped, microseconds, ratio_text
 from harness.serving.link.kernel_times import AXES
 from shapes.case import text_of
@@ -97,7 +97,7 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
         anchor("map", op), f"{op}: the fastest row that a flag can choose",
         "Each field is a case. A number says by how much that row is faster than what this launch runs; "
         f"pale fields have none that is clearly faster. All have {text_of(shared)}.",
-        fields(values, across, size, {}, color=colour, opacity=opacity, tooltip=tooltip),
+        heat_map(values, across, size, {}, color=colour, opacity=opacity, tooltip=tooltip),
         table(values, columns), len(values),
     )  # fmt: skip
 

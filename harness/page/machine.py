@@ -50,15 +50,13 @@ def _facts(run: Run) -> Chart:
         facts.append(("setting", setting, " ".join(words) or "nothing set"))
     for group, of_group in run.provenance.items():
         if isinstance(of_group, dict):
-            facts += [
-                (group, name, _bytes_text(v) if name in IN_BYTES else v) for name, v in of_group.items()
-            ]
+            for name, value in of_group.items():
+                facts.append((group, name, _bytes_text(value) if name in IN_BYTES else value))
     rates = run.ceilings.get("rates", {})
     facts += [("limits", f"{dtype}, TFLOPS", significant(rate / 1e12)) for dtype, rate in rates.items()]
-    bandwidths = {name: run.ceilings.get(name) for name in ("read", "copy")}
-    facts += [
-        ("limits", f"{name}, GB/s", significant(rate / 1e9)) for name, rate in bandwidths.items() if rate
-    ]
+    for name in ("read", "copy"):
+        if rate := run.ceilings.get(name):
+            facts.append(("limits", f"{name}, GB/s", significant(rate / 1e9)))
     rows = [{"of": group, "what": name, "value": value} for group, name, value in facts]
     reading = (
         "What was asked for, the machine, versions, flags, and the limits that it was measured to reach."

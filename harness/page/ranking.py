@@ -107,7 +107,7 @@ def _ranking_picture(
 ) -> alt.TopLevelMixin:
     """timed, failed: data of rows with a time, the fastest first, and of those without
     limits: by label of the run the time at the limits of its machine, as a multiple of the fastest"""
-    fastest_us, choice = timed[0]["time_us"], style.chosen_rows(timed)
+    fastest_us, choice = timed[0]["time_us"], style.choice_of_rows(timed)
     ends = [interval_ends(value["time_us"], value["low_us"], value["high_us"]) for value in timed]
     marks = [{**value, "low": low / fastest_us, "high": high / fastest_us}
              for value, (low, high) in zip(timed, ends, strict=True)]  # fmt: skip

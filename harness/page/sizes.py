@@ -38,8 +38,7 @@ SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross"
 
 
 def sweep_charts(cases: Sequence[MeasuredCase]) -> Iterator[Chart]:
-    """Yields a chart for every size that varies while all other sizes, the boundary and the run are the
-    same."""
+    """Yields a chart for every size that varies while the other sizes, the boundary and the run do not."""
     for size in dict.fromkeys(name for case in cases for name in case.planned.sizes):
         with_size = [case for case in cases if isinstance(case.planned.sizes.get(size), int)]
         for fixed, group in grouped(with_size, partial(_fixed, size)).items():
@@ -131,7 +130,7 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
         color=alt.Color("name:N", scale=colours, title=None, legend=legend),
         opacity=alt.condition(pointed, alt.value(1), alt.value(0.15)),
     )
-    if choice := style.chosen_rows(points):
+    if choice := style.choice_of_rows(points):
         params.append(choice)
         base = base.transform_filter(style.CHOSEN)
     ends = {"from_": "datum[axis + '_low'] || datum.share", "to": "datum[axis + '_high'] || datum.share"}
@@ -187,7 +186,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
 
 
 def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
-    """A field for each case: the size `axis` goes from left to right, all other sizes go down."""
+    """A rectangle for each case: the size `axis` goes from left to right, all other sizes go down."""
     providers = sorted({value["provider"] for value in values})
     colours = {name: style.PROVIDERS.get(name, style.OTHER_COLOUR) for name in providers}
     if UNDECIDED in colours:
@@ -197,7 +196,7 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
         y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit"
     )
     colour = style.colour_by("provider", colours)
-    return style.fields(values, across, axis or None, {"opacity": 0.35}, color=colour, tooltip=tooltip)
+    return style.heat_map(values, across, axis or None, {"opacity": 0.35}, color=colour, tooltip=tooltip)
 
 
 def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict[str, Any]:

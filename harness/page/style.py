@@ -19,6 +19,7 @@ COLOURS: dict[str, dict[str, str]] = json.loads((TEMPLATES / "colours.json").rea
 PROVIDERS = COLOURS["providers"]
 OTHER_COLOUR = "#44AA99"  # the colour of a provider that a plug-in brings
 LINE_HEIGHT = 16  # pixels of a line of text
+Values = Sequence[Mapping[str, Any]]  # the data of a chart: the fields of each mark by their names
 BREAKS = ", | · | @ "  # a regular expression: where the name of a row breaks into lines on an axis
 
 
@@ -33,7 +34,7 @@ def provider_colour(providers: Iterable[str]) -> alt.Color:
 
 
 def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """By row its colour, a shade of its provider's; and how many rows of the provider come before."""
+    """By row its colour, a shade of its provider's; and by row how many of its provider come before."""
     colours, places = {}, {}
     rows_so_far = Counter[str]()
     for name in names:
@@ -43,19 +44,15 @@ def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
     return colours, places
 
 
-def fields(
-    values: Sequence[Mapping[str, Any]],
-    across: Sequence[str],
-    title: str | None,
-    mark: Mapping[str, Any],
-    **encodings: Any,
+def heat_map(
+    values: Values, across: Sequence[str], title: str | None, mark: Mapping[str, Any], **encodings: Any
 ) -> alt.TopLevelMixin:
-    """A field for each value, at its `x` and `y`, with its `lead` as text in it.
+    """A rectangle for each value, at its `x` and `y`, with its `lead` as text in it.
 
     across:    the x of the values, from left to right
     title:     of the x axis
-    mark:      properties of the fields
-    encodings: of the fields
+    mark:      properties of the rectangles
+    encodings: of the rectangles
     """
     base = alt.Chart({"values": list(values)}).encode(
         x=alt.X("x:O", sort=across, title=title, axis=alt.Axis(labelAngle=0)),
@@ -66,25 +63,26 @@ def fields(
     return alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24))
 
 
-def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
-    """A choice below a chart, the parameter `rows`: the rows that are `shown` first, `all`, or those of a
-    provider that has others. None where all rows are shown first.
+def choice_of_rows(rows: Values) -> alt.Parameter | None:
+    """A control below a chart that sets the parameter `rows`, by which the chart selects its rows: the best
+    ones, all, or those of one of the providers with rows that are not among the best. None where all are.
 
-    rows: each with `provider` and `shown`
+    rows: each with `provider` and with `shown`, whether it is one of the best, which the chart shows at first
     """
-    hidden = {row["provider"] for row in rows if not row["shown"]}
-    if not hidden:
+    providers = sorted({row["provider"] for row in rows if not row["shown"]})
+    if not providers:
         return None
-    options, labels = ["shown", "all", *sorted(hidden)], ["best", "all", *sorted(hidden)]
-    select = alt.binding_select(options=options, labels=labels, name="Rows: ")
+    others = ["all", *providers]
+    select = alt.binding_select(options=["shown", *others], labels=["best", *others], name="Rows: ")
     return alt.param(name="rows", value="shown", bind=select)
 
 
-def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
-    """The names in the legend of a chart: those of the rows that a reader chose, see `chosen_rows`."""
+def legend_values(rows: Values) -> list[str] | alt.ExprRef:
+    """The names in the legend of a chart: those of the rows that `choice_of_rows` selects."""
     names: dict[str, set[str]] = {}  # by choice
     for row in rows:
-        for choice in ("all", row["provider"], *(["shown"] if row["shown"] else [])):
+        choices = ["all", row["provider"], "shown"] if row["shown"] else ["all", row["provider"]]
+        for choice in choices:
             names.setdefault(choice, set()).add(row["name"])
     if names.get("shown") == names["all"]:
         return sorted(names["all"])
@@ -109,7 +107,7 @@ def shade(colour: str, place: int) -> str:
 
 
 CHOSEN = "rows === 'all' || (rows === 'shown' ? datum.shown : datum.provider === rows)"
-"""The Vega expression that is true of the rows that a reader chose, see `chosen_rows`."""
+"""The Vega expression that is true of the rows that `choice_of_rows` selects."""
 
 
 def name_axis(order: Sequence[str], field: str = "name") -> alt.Y:
@@ -148,8 +146,7 @@ def tooltips(**titles: str) -> list[alt.Tooltip]:
 
 
 def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
-    """The layers of a chart with an interval for each row of data: a bar from `low` to `high`, and a dot on
-    it.
+    """The layers of a chart of intervals: for each row of data a bar from `low` to `high`, with a dot on it.
 
     dot: encodings of the dots, in addition to those of the base
     """
@@ -159,9 +156,8 @@ def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
     ]
 
 
-def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **dot: Any) -> alt.TopLevelMixin:
-    """A forest plot: ratios below each other, each a dot with its interval on a log axis, coloured by
-    verdict.
+def forest(rows: Values, title: str, behind: alt.Chart, **dot: Any) -> alt.TopLevelMixin:
+    """A forest plot on a log axis: for each ratio a dot with its interval, coloured by the verdict.
 
     rows:   each with name, ratio, low, high and verdict
     title:  of the axis
@@ -184,10 +180,8 @@ def noise_band(noise: float) -> alt.Chart:
     return alt.Chart({"values": values}).mark_rect(color="#8883").encode(x="from:Q", x2="to:Q")
 
 
-def grid(
-    values: Sequence[Mapping[str, Any]], x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
-) -> alt.TopLevelMixin:
-    """A field for each value, coloured by its verdict, with its text in it.
+def grid(values: Values, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]) -> alt.TopLevelMixin:
+    """A rectangle for each value, coloured by its verdict, with its text in it.
 
     values: with verdict, text, and the fields of x and y
     """

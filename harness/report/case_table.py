@@ -42,9 +42,8 @@ Part = Text | str | FittingTable | Notes
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The parts of a finished case, see `case_parts`, for a terminal."""
-    return Group(
-        *(printed_notes(part) if isinstance(part, list) else part for part in case_parts(records, run))
-    )
+    parts = case_parts(records, run)
+    return Group(*(printed_notes(part) if isinstance(part, list) else part for part in parts))
 
 
 def case_markdown(records: Sequence[Record], run: Run) -> str:
@@ -213,7 +212,7 @@ def _unsupported_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
 
 def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTable:
     """A line for each setting with a time, below the first setting of its implementation."""
-    rows = [row for of in comparisons for row in (of.baseline, *of.others) if row.cell.time_us]
+    rows = [row for c in comparisons for row in (c.baseline, *c.others) if row.cell.time_us]
     names = {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
     times = _time_columns(rows, first_setting_name(run), with_launch_times=False)
     ran = {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}

@@ -59,9 +59,8 @@ def since(a: RecordedRun, comparison: RunComparison) -> str:
     unclear = _count_unclear(judged)
     lost = Counter((name, status) for (_, name), status in comparison.lost.items())
     changes = [*_speed_changes(judged)]
-    changes += [
-        f"{name}: no time now ({status}) in {counted(cases)}" for (name, status), cases in lost.items()
-    ]
+    for (name, status), cases in lost.items():
+        changes.append(f"{name}: no time now ({status}) in {counted(cases)}")
     drift = _drift(comparison)
     clauses = [*changes, drift] if drift else list(changes)
     if unclear < len(judged):

@@ -34,7 +34,7 @@ def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[s
     done = [case.done for case in cases]
     missing = len(run.cases) - len(cases)
     unmeasured = f"; {counted(missing)} not measured" if missing > 0 else ""
-    if run.trees:
+    if run.trees:  # the settings are revisions
         if not timed:
             return "nothing was measured, so nothing is known", []
         lines = [f"{v.a} at {v.case}: {ratio_text(v)}" for case in cases for v in regressions(case.verdicts)]
@@ -51,15 +51,15 @@ def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[s
 def _without_regression(comparisons: Sequence[SettingComparison], done: Sequence[CaseDone]) -> str:
     """What is known of regressions where no verdict is `slower`."""
     pairs = [(comparison, row) for comparison in comparisons for row in comparison.others if _has_ratio(row)]
-    ratios = [(_over_cases([pair], MARGIN), pair[1].cell) for pair in pairs]
+    ratios = [(_over_cases([(comparison, row)], MARGIN), row.cell) for comparison, row in pairs]
     if not ratios:
         return "not known whether anything regressed: no row has a time in both revisions"
-    unknown = [(of, cell) for of, cell in ratios if of.verdict != "same" and of.low < 1 - MARGIN]
-    lowest, cell = min(unknown or ratios, key=lambda ratio_and_cell: ratio_and_cell[0].low)
+    unknown = [(ratio, cell) for ratio, cell in ratios if ratio.verdict != "same" and ratio.low < 1 - MARGIN]
     if unknown:
+        lowest, cell = min(unknown, key=lambda ratio_and_cell: ratio_and_cell[0].low)
         least_certain = f"the least certain is {cell.name} at {cell.case}: {ratio_text(lowest)}"
         return f"not known whether anything regressed: {least_certain}; {_what_would_tell(done)}"
-    loss = 1 - lowest.low
+    loss = 1 - min(ratio.low for ratio, _ in ratios)
     return "nothing regressed" + (f": no row lost more than {_percent(loss)}" if loss > 0 else "")
 
 
@@ -71,7 +71,8 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
     """
     pairs = [(comparison, row) for comparison in comparisons for row in comparison.others]
     by_setting = grouped(pairs, lambda pair: pair[1].cell.setting)
-    all_cases, several = counted(len(comparisons)), len(comparisons) > 1
+    several = len(comparisons) > 1
+    all_cases = counted(len(comparisons))
     weights = [comparison.baseline.cell.weight for comparison in comparisons]
     summed = f" {how_summed(weights)}" if several else ""
     ratios, failed = {}, []  # by setting its ratio over all cases; sentences on settings that have none
@@ -101,19 +102,20 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
         faster = _cases_where("faster", by_setting[name])
         if several and faster:
             notes.append(f"{name} is faster for {', '.join(faster)}")
-    advice = f"leave it: no other setting has a time{' in every case' if several else ''}"
     if ratios:
         advice = _no_advice(ratios, run.margin, bool(failed), done)
+    else:
+        advice = f"leave it: no other setting has a time{' in every case' if several else ''}"
     return "; ".join([advice, *notes, *failed])
 
 
 def _no_advice(
     ratios: dict[str, Comparison], margin: float, some_failed: bool, done: Sequence[CaseDone]
 ) -> str:
-    """Why no setting is recommended: none has a time, or the intervals are too wide, or all are within the
-    margin, or none is known to bring more than the margin.
+    """Why no setting is recommended: the intervals are too wide, or all settings are within the margin, or
+    none is known to bring more than the margin.
 
-    ratios: by setting, over all cases; of settings that have a ratio in each case
+    ratios: by setting, over all cases; of the settings that have a ratio in each case; at least one
     """
     enough = 1 + margin
     unknown = [ratio for ratio in ratios.values() if ratio.verdict == "unclear" and ratio.high > enough]
@@ -134,7 +136,7 @@ def _no_advice(
 
 
 def _over_cases(pairs: Pairs, margin: float) -> Comparison:
-    """How many times as fast as the first setting another one, whose rows have verdicts, is for all cases.
+    """The speedup of another setting, whose rows have verdicts, over the first one for all cases together.
     The interval is widened by the noise. The verdict is `same` only if the noise is within the margin."""
     verdicts = [row.verdict for _, row in pairs if row.verdict]
     noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)

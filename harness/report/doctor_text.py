@@ -60,7 +60,7 @@ def _condition(name: str, value: str) -> tuple[str, str]:
 
 def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) -> Lines:
     """devices: descriptions by name
-    reach_bytes: see catalogue.devices.Ceilings.reach; 0: not known"""
+    reach_bytes: the `reach` of catalogue.devices.Ceilings; 0: not known"""
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:  # `cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`
         ranges = []
@@ -83,12 +83,13 @@ def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) 
 
 
 def _libraries(libraries: Mapping[str, str]) -> Lines:
+    """libraries: name -> version, `not installed`, or what another package of this name is (`PyPI's ...`)"""
     missing = [name for name, version in libraries.items() if version == "not installed"]
-    # PyPI may have another package of the same name.
-    others = {name: version for name, version in libraries.items() if version.startswith("PyPI's ")}
-    installed = [f"{name} {v}" for name, v in libraries.items() if name not in (*missing, *others)]
+    namesakes = {name: version for name, version in libraries.items() if version.startswith("PyPI's ")}
+    installed = [f"{name} {v}" for name, v in libraries.items() if name not in (*missing, *namesakes)]
     lines = [("installed", ", ".join(installed)), ("missing", ", ".join(missing))]
-    return [line for line in lines if line[1]] + [(f"not {name}", v) for name, v in others.items()]
+    lines = [(label, names) for label, names in lines if names]
+    return lines + [(f"not {name}", what_it_is) for name, what_it_is in namesakes.items()]
 
 
 def _ceilings(ceilings: JsonObject) -> Lines:
@@ -110,7 +111,7 @@ def _bandwidth(bytes_per_s: float) -> str:
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:
-    if not entries:
+    if not entries:  # a time is impossible if it is better than the peaks of the data sheet
         return [("none for this", "no row can be called impossible")]
     lines = []
     for entry in entries:
@@ -134,8 +135,8 @@ def _instruments(instruments: JsonObject) -> Lines:
 
 
 def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
-    """What the A/A pair of a workload shows."""
-    ratio, low, high = (pair[name] for name in ("ratio", "low", "high"))
+    """What the A/A pair of a workload shows. `floor`, the noise, is None if it was too disturbed to tell."""
+    ratio, low, high = pair["ratio"], pair["low"], pair["high"]
     if ratio is None or low is None or high is None:
         return f"too few rounds of the {workload} to tell"
     interval = f"({low - 1:+.1%} .. {high - 1:+.1%})"
@@ -150,10 +151,11 @@ def _runs(runs: Mapping[str, str]) -> Lines:
     """
     lines = []
     for op, names in grouped(runs, lambda name: name.partition(" ")[0]).items():
-        by_how = grouped(names, lambda name: runs[name])
         groups = []
-        for how in sorted(by_how, reverse=True):
-            groups.append(f"{how}: {', '.join(name.removeprefix(f'{op} ') for name in by_how[how])}")
+        for how in ("timed", "checked only"):
+            implementations = [name.removeprefix(f"{op} ") for name in names if runs[name] == how]
+            if implementations:
+                groups.append(f"{how}: {', '.join(implementations)}")
         lines.append((op, "; ".join(groups)))
     return lines
 

@@ -86,12 +86,11 @@ def heading(view: EngineView) -> list[str]:
     asked, target = view.request, view.target
     units = "CUs" if target.arch.startswith("gfx") else "SMs"
     device = f"{target.arch}, {target.units} {units}" if target.units else target.arch
-    options = [f"--tp {asked.tp}", f"--ep {asked.ep}" if asked.ep > 1 else ""]
-    options += [
-        "--dp-attention" if asked.dp_attention else "",
-        f"--drafts {asked.drafts}" if asked.drafts else "",
-    ]
-    options += [as_given(name, value) for name, value in asked.given.items()]
+    options = [
+        f"--tp {asked.tp}", f"--ep {asked.ep}" if asked.ep > 1 else "",
+        "--dp-attention" if asked.dp_attention else "", f"--drafts {asked.drafts}" if asked.drafts else "",
+        *(as_given(name, value) for name, value in asked.given.items()),
+    ]  # fmt: skip
     libraries = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
     served = f"{asked.model.name} {' '.join(filter(None, options))}, KV cache in {asked.kv}"
     tables = f"tables of {libraries}" if libraries else "no tuned table is asked"
@@ -102,7 +101,7 @@ def summary(view: EngineView) -> list[str]:
     """A line for each op: its share of the time, how many of the shapes that are looked up in a table are
     tuned, and which share of their time these take."""
     lines = []
-    for op, shapes in _by_key(view.shapes, lambda shape: shape.call.op):
+    for op, shapes in _groups_by_share(view.shapes, lambda shape: shape.call.op):
         looked_up = [shape for shape in shapes if shape.asks_table]
         text = "no tuned table decides"
         if looked_up:
@@ -110,6 +109,7 @@ def summary(view: EngineView) -> list[str]:
             tuned_share = _share(tuned) / _share(looked_up)
             text = f"{len(tuned)} of {len(looked_up)} shapes tuned, {tuned_share:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
+    # Ops of this suite instead of which the model computes something else.
     without_shapes = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
     return lines + [f"{op}: not in these shares, see the note" for op in sorted(without_shapes)]
 
@@ -126,7 +126,7 @@ def _layers(view: EngineView) -> FittingTable:
         return shape.call.op, shape.call.place, layer_text(shape), shape.row, shape.decided_in
 
     rows = []
-    for (op, place, sizes, row, decided_in), shapes in _by_key(view.shapes, layer_key):
+    for (op, place, sizes, row, decided_in), shapes in _groups_by_share(view.shapes, layer_key):
         looked_up = [shape for shape in shapes if shape.asks_table]
         misses = [shape for shape in looked_up if not shape.found.entry]
         tokens = [shape.tokens for shape in shapes]
@@ -177,12 +177,12 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
         return shape.call.op, shape.row, fallback if all_same else table
 
     lines = []
-    for (op, row, _), group in _by_key(misses, note_key):
+    for (op, row, _), group in _groups_by_share(misses, note_key):
         table, *others = dict.fromkeys(shape.found.table for shape in group)
         tables = f"{table} and {len(others)} more like it" if others else table
         count = counted(len(group), "shape")
         miss = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {tables}"
-        fallbacks = _by_key(group, lambda shape: shape.found.fallback)
+        fallbacks = _groups_by_share(group, lambda shape: shape.found.fallback)
         if len(fallbacks) == 1:
             [(fallback, _)] = fallbacks
             lines.append(f"{miss}; runs {fallback}")
@@ -194,7 +194,7 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
     """Why the engine runs something that no implementation of the suite does."""
-    groups = _by_key((s for s in shapes if not s.row), lambda s: (s.call.op, s.why, s.decided_in))
+    groups = _groups_by_share((s for s in shapes if not s.row), lambda s: (s.call.op, s.why, s.decided_in))
     return [
         f"{op}, {_share(group):.1%} of the time: {why}{f' ({decided_in})' if decided_in else ''}"
         for (op, why, decided_in), group in groups
@@ -203,7 +203,7 @@ def _no_rows(shapes: Sequence[Shape]) -> list[str]:
 
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
     """What chooses the configurations of rows that have no table, if that is known."""
-    groups = _by_key((s for s in shapes if s.state == "no table"), lambda s: (s.call.op, s.row))
+    groups = _groups_by_share((s for s in shapes if s.state == "no table"), lambda s: (s.call.op, s.row))
     deciding = [(op, row, decides_without(op, row)) for (op, row), _ in groups]
     return [f"{op} {row}: {text}" for op, row, text in deciding if text]
 
@@ -213,7 +213,7 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
     pairs = [((defect, shape.call.op, shape.row), shape) for shape in shapes for defect in shape.defects]
     return [
         f"{op} {row}: {defect}: {counted(len(group), 'shape')}, {_share(group):.1%} of the time"
-        for (defect, op, row), group in _grouped(pairs)
+        for (defect, op, row), group in _pairs_by_share(pairs)
     ]
 
 
@@ -228,7 +228,7 @@ def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
             pairs.append(((shape.call.op, start), shape))
             tokens[shape.call.op, start].update(map(int, re.findall(r"\d+", note.removeprefix(start))))
     lines = []
-    for (op, start), group in _grouped(pairs):
+    for (op, start), group in _pairs_by_share(pairs):
         count = f" ({len(group)} shapes)" if len(group) > 1 else ""
         lines.append(f"{op}: {start}{_listed(tokens[op, start])}{count}")
     return lines
@@ -243,16 +243,17 @@ def _share(shapes: Iterable[Shape]) -> float:
     return sum(shape.share for shape in shapes)
 
 
-def _by_key(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> list[tuple[Key, list[Shape]]]:
-    """The shapes grouped by a key; the groups with the largest share of the time come first."""
-    return _grouped((key(shape), shape) for shape in shapes)
+def _groups_by_share(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> list[tuple[Key, list[Shape]]]:
+    """The shapes grouped by a key. The groups with the largest share of the time come first."""
+    return _pairs_by_share((key(shape), shape) for shape in shapes)
 
 
-def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
-    """As `_by_key`, from pairs of a key and a shape: a shape may be in several groups."""
-    by_key = grouped(pairs, lambda pair: pair[0])
-    groups = [(key, [shape for _, shape in of_key]) for key, of_key in by_key.items()]
-    return sorted(groups, key=lambda group: -_share(group[1]))
+def _pairs_by_share(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
+    """As `_groups_by_share`, from pairs of a key and a shape: a shape may be in several groups."""
+    by_key = defaultdict[Key, list[Shape]](list)
+    for key, shape in pairs:
+        by_key[key].append(shape)
+    return [(key, by_key[key]) for key in sorted(by_key, key=lambda key: -_share(by_key[key]))]
 
 
 def layer_text(shape: Shape) -> str:
@@ -306,7 +307,7 @@ def changes_text(changes: Changes) -> str:
     lines = [deployment, f"{library} {' -> '.join(versions)}: {counts}", scope]
     pairs = [((f"{new.call.op} {new.call.place} {layer_text(new)}", old.runs, new.runs), new)
              for old, new in changes.changes]  # fmt: skip
-    for (layer, before, after), shapes in _grouped(pairs):
+    for (layer, before, after), shapes in _pairs_by_share(pairs):
         lines.append(f"{_share(shapes):6.1%}  {layer} at {_tokens(shapes)}")
         lines += [f"        - {before}", f"        + {after}"]
     return "\n".join(lines)

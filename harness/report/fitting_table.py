@@ -17,7 +17,7 @@ from tabulate import tabulate
 GAP = 2  # characters between columns
 NUMBER = re.compile(r"[-+(]?\d.{,40}")  # a cell that is a number, perhaps with a unit or an interval
 MIN_WRAPPED = 24
-"""The least width of a column that wraps, in characters. Shorter texts take less, longer words more."""
+"""Characters that a column that wraps gets at first: fewer for shorter texts, more for a longer word."""
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
@@ -57,6 +57,19 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
     return FittingTable(columns, cells)
 
 
+class _FilledColumn:
+    """A column with its cells, from the top. `width` is in characters and may be reduced. At first it is that
+    of the longest line, or for a column that wraps as much as it needs to be read well."""
+
+    def __init__(self, column: Column, cells: Sequence[str | Text]) -> None:
+        self.column, self.cells = column, cells
+        texts = [column.header, *map(str, cells)]
+        self.longest_word = max((cell_len(word) for text in texts for word in text.split()), default=0)
+        self.width = max(cell_len(line) for text in texts for line in text.split("\n"))
+        if column.wraps:
+            self.width = max(self.longest_word, min(self.width, MIN_WRAPPED))
+
+
 @dataclass(frozen=True)
 class FittingTable:
     """A rich renderable. Columns whose cells are all empty are left out."""
@@ -66,63 +79,47 @@ class FittingTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         filled = self._filled()
-        widths = {i: self._least_width(i) for i in filled}  # by the place of the column
         shown, width = list(filled), options.max_width
         if not options.is_terminal:
-            width = max(width, _total(widths, filled))
-        spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: self.columns[i].spare)
-        while spare and _total(widths, shown) > width:
+            width = max(width, _total(filled))
+        spare = sorted((c for c in filled if c.column.spare), key=lambda c: c.column.spare)
+        while spare and _total(shown) > width:
             shown.remove(spare.pop())
-        is_tight = _total(widths, shown) > width
-        longest_words = {i: self._longest_word(i) for i in shown}
-        while _total(widths, shown) > width:  # the widest column becomes narrower, if it can
-            shrinkable = [i for i in shown if widths[i] > longest_words[i]]
+        is_tight = _total(shown) > width
+        while _total(shown) > width:  # the widest column becomes narrower, if it can
+            shrinkable = [c for c in shown if c.width > c.longest_word]
             if not shrinkable:
                 break
-            widths[max(shrinkable, key=lambda i: widths[i])] -= 1
-        width = max(width, _total(widths, shown))
+            max(shrinkable, key=lambda c: c.width).width -= 1
+        width = max(width, _total(shown))
         grid = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold",
                       border_style="dim")  # fmt: skip
-        for i in shown:
-            column = self.columns[i]
+        for c in shown:
             grid.add_column(
-                column.header, justify="right" if column.right else "left",
-                no_wrap=not (column.wraps or is_tight), overflow="fold", min_width=widths[i],
-                width=widths[i] if is_tight else None,
+                c.column.header, justify="right" if c.column.right else "left",
+                no_wrap=not (c.column.wraps or is_tight), overflow="fold", min_width=c.width,
+                width=c.width if is_tight else None,
             )  # fmt: skip
-        for row in self.rows:
-            grid.add_row(*(row[i] for i in shown))
+        for row in zip(*(c.cells for c in shown), strict=True):
+            grid.add_row(*row)
         yield from console.render(grid, options.update(max_width=width))
-        if missing := [self.columns[i].header for i in filled if i not in shown]:
+        if missing := [c.column.header for c in filled if c not in shown]:
             yield Text(f"not shown for lack of width: {', '.join(missing)}", style="dim")
 
     def markdown(self) -> str:
         """All columns, as GitHub reads a table."""
         filled = self._filled()
-        rows = [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in self.rows]
-        alignments = ["right" if self.columns[i].right else "left" for i in filled]
-        return tabulate(rows, [self.columns[i].header for i in filled], tablefmt="pipe",
+        cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in c.cells] for c in filled]
+        alignments = ["right" if c.column.right else "left" for c in filled]
+        return tabulate(list(zip(*cells, strict=True)), [c.column.header for c in filled], tablefmt="pipe",
                         disable_numparse=True, colalign=alignments)  # fmt: skip
 
-    def _filled(self) -> list[int]:
-        """The places of the columns that have a cell with text."""
-        return [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
-
-    def _least_width(self, i: int) -> int:
-        """Characters of the column at a place, before anything is shrunk: the longest line, or for a column
-        that wraps as much as it needs to be read well."""
-        column = self.columns[i]
-        cells = [column.header, *(str(row[i]) for row in self.rows)]
-        longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
-        if not column.wraps:
-            return longest
-        return max(self._longest_word(i), min(longest, MIN_WRAPPED))
-
-    def _longest_word(self, i: int) -> int:
-        cells = [self.columns[i].header, *(str(row[i]) for row in self.rows)]
-        return max((cell_len(word) for cell in cells for word in cell.split()), default=0)
+    def _filled(self) -> list[_FilledColumn]:
+        cells = [[row[place] for row in self.rows] for place in range(len(self.columns))]
+        pairs = zip(self.columns, cells, strict=True)
+        return [_FilledColumn(column, of_column) for column, of_column in pairs if any(map(len, of_column))]
 
 
-def _total(widths: Mapping[int, int], shown: Sequence[int]) -> int:
+def _total(shown: Sequence[_FilledColumn]) -> int:
     """Characters of a line of the shown columns."""
-    return sum(widths[i] for i in shown) + GAP * (len(shown) - 1)
+    return sum(c.width for c in shown) + GAP * (len(shown) - 1)

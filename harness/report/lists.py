@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from fnmatch import fnmatchcase
 
@@ -36,8 +36,8 @@ ALL = "all"  # as `--suite`: the cases of all suites
 INDENT = "    "
 
 Row = Mapping[str, object]
-Listing = tuple[Sequence[Row], Callable[[], RenderableType]]
-"""A list as objects for JSON, and a function that makes the text for people."""
+Listing = tuple[Sequence[Row], RenderableType]
+"""A list as objects for JSON, and as text for people."""
 
 
 def listing(
@@ -51,24 +51,24 @@ def listing(
     if what == "impls":
         rows = _implementations(ops, platform)
         predicate = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"
-        return rows, lambda: _by_reason(rows, platform, predicate)
+        return rows, _by_reason(rows, platform, predicate)
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
-        return rows, lambda: _titled_tables(_by_suite(rows))
+        return rows, _titled_tables(_by_suite(rows))
+    if what == "published":  # for all devices
+        rows = _published(ops)
+        return rows, _titled_tables(_by_source(rows))
+    if what == "models":
+        return _models()
     if what == "flags":
         flags = _flags(ops) if platform.here else _flags(ops, platform.kind, platform.arch)
-        rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
         end = _all_flags(flags) if all_flags else _hints_on_flags(ops, platform)
-        return rows, lambda: "\n".join([*_first_flags(ops, platform), *end])
+        rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
+        return rows, "\n".join([*_first_flags(ops, platform), *end])
     if what == "recipes":
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
-        return [asdict(recipe) for recipe in listed], lambda: text
-    if what == "models":
-        return _models()
-    if what == "published":  # for all devices
-        rows = _published(ops)
-        return rows, lambda: _titled_tables(_by_source(rows))
+        return [asdict(recipe) for recipe in listed], text
     if what == "ops":
         rows = [
             {"op": op, "sizes": ", ".join(field.name for field in fields(kernels.OPS[op].Sizes)),
@@ -79,17 +79,17 @@ def listing(
         ]  # fmt: skip
     elif what == "suites":
         rows = [{"suite": s.name, "description": s.description} for s in suites().values()]
-    else:  # linears: those of DeepSeek-R1 on one rank; block_scale_gemm computes the kind fp8 block-scale
+    else:  # the linears of DeepSeek-R1 on one rank; block_scale_gemm computes the kind fp8 block-scale
         deployments = (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
         rows = [
             {"parallel": p.text, **asdict(linear)} for p in deployments for linear in linears(model(R1), p)
         ]
-    return rows, lambda: table_of(rows)
+    return rows, table_of(rows)
 
 
 def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
     """The implementations of the op that has the sizes in the text, and whether they take the case in any
-    boundary. The reason why another one does not is that of `run` for the widest boundary. Raises UsageError
+    boundary; for those that do not, the reason is that of the widest boundary, as in `run`. Raises UsageError
     unless the text is one case of one op; sizes that it leaves out are those of the suite r1-tp8."""
     try:
         size_sets = parse(text, ops[0] if len(ops) == 1 else "")
@@ -102,7 +102,7 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
     op = fitting_ops[0] if fitting_ops else ops[0]
     example = next(iter(suite("r1-tp8").cases(op)), None)
     texts = [text_of({**example.sizes, **sizes}) for sizes in size_sets] if example else [text]
-    cases = choose_cases(kernels.OPS[op], None, texts, None, platform.arch)
+    cases = choose_cases(kernels.OPS[op], None, texts, None, platform.arch)  # in each boundary
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
     rows = []
@@ -111,9 +111,7 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
         answers = [implementation.supports(case, platform) for case in cases]
         takes = any(answer.ok for answer in answers)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
-    # `_by_reason` sorts by `runs`; here that is whether the implementation takes the case.
-    shown = [row | {"runs": row["takes"], "why not": row["reason"], "runs here": row["runs"]} for row in rows]
-    return rows, lambda: _by_reason(shown, platform, f"take {cases[0].text}")
+    return rows, _by_reason(rows, platform, f"take {cases[0].text}", answer="takes", reason="reason")
 
 
 def _models() -> Listing:
@@ -126,7 +124,7 @@ def _models() -> Listing:
                      "not modelled": m.not_modelled})  # fmt: skip
         mtp = f"MTP layers, left out: {mtp_layers}" if mtp_layers else ""
         lines += [m.name, *_wrapped([m.source, *m.not_modelled, mtp])]
-    return rows, lambda: "\n".join(lines)
+    return rows, "\n".join(lines)
 
 
 def _published(ops: Sequence[str]) -> list[Row]:
@@ -157,22 +155,24 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
     return rows
 
 
-def _by_reason(rows: Sequence[Row], platform: Platform, predicate: str) -> RenderableType:
-    """A table of the implementations that run, then the others by the reason why they do not. On this machine
-    the first table has versions. If all implementations are of one op, those that are not known to run have
-    what they require beside them.
+def _by_reason(
+    rows: Sequence[Row], platform: Platform, predicate: str, answer: str = "runs", reason: str = "why not"
+) -> RenderableType:
+    """A table of the implementations of which the answer is yes, then the others by the reason. On this
+    machine the first table has versions instead of what the implementations require.
 
-    rows:      as `_implementations` returns them, perhaps with `runs here`: whether this machine can run it
-    predicate: what is true of those that run, in words: `can run`
+    rows:      as `_implementations` returns them, perhaps with more fields
+    predicate: what is true of those of which the answer is yes, in words: `can run`
+    answer:    the field that has the answer; the field `reason` says why it is no
     """
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     columns = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
     running: list[Row] = []
-    for row in (row for row in rows if row["runs"]):
+    for row in (row for row in rows if row[answer]):
         cells = {name: row[name] for name in (columns if one_op else ["op", *columns])}
         if platform.here:
-            note, _, _ = str(row["why not"]).partition(" (")
+            note, _, _ = str(row[reason]).partition(" (")  # without the explanation in brackets
             cells |= {"note": note, "version": f"{row['provider']} {row['version']}".strip()}
         elif one_op:
             cells["requires"] = row["requires"]
@@ -183,12 +183,13 @@ def _by_reason(rows: Sequence[Row], platform: Platform, predicate: str) -> Rende
     if running:
         parts.append(table_of(running))
     # The command has printed which machine this is, so reasons are cut there.
-    others = [row for row in rows if not row["runs"]]
-    groups = list(grouped(others, lambda row: str(row["why not"]).partition("; this is ")[0]).items())
-    # Rows that only the case keeps away come before those that the machine does; large groups come first.
-    groups.sort(key=lambda group: (not group[1][0].get("runs here"), -len(group[1])))
-    for reason, group in groups:
-        parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
+    others = [row for row in rows if not row[answer]]
+    by_reason = grouped(others, lambda row: str(row[reason]).partition("; this is ")[0])
+    largest_first = sorted(by_reason, key=lambda why: -len(by_reason[why]))
+    # Rows that run here, but do not take the case, come before those that do not run here.
+    for why in sorted(largest_first, key=lambda why: not by_reason[why][0]["runs"]):
+        group = by_reason[why]
+        parts += ["", Text(f"{len(group)} cannot: {why}", "bold")]
         lines: list[Row] = [{name: row[name] for name in (*columns, "requires")} for row in group]
         if not one_op:
             by_op = grouped(group, lambda row: row["op"]).items()
@@ -203,7 +204,7 @@ def _by_reason(rows: Sequence[Row], platform: Platform, predicate: str) -> Rende
 def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]:
     try:
         chosen = list(suites().values()) if suite_name == ALL else [suite(suite_name)]
-        cases = [(of.name, op, case) for of in chosen for op in ops for case in of.cases(op)]
+        cases = [(s.name, op, case) for s in chosen for op in ops for case in s.cases(op)]
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not cases:
@@ -358,7 +359,7 @@ def _acts_on(name: str) -> str:
 
 
 def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
-    """Yields the lines of each paragraph, if it is not empty; its first line has this indent."""
+    """Yields the lines of the paragraphs. The first line of each has this indent, the others INDENT."""
     for paragraph in paragraphs:
         yield from textwrap.wrap(
             paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False

@@ -253,8 +253,8 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     kinds = grouped(sorted(reasons), lambda reason: NUMBER.sub("#", reason))
     kind = max(kinds, key=lambda kind: len(kinds[kind]))
     example = kinds[kind][len(kinds[kind]) // 2]
-    of_groups = [conditions.get("processes", {}) for case in disturbed for conditions in case.conditions]
-    loads = [(percent, process) for of in of_groups for process, percent in of.items() if percent > 0]
+    usages = [conditions.get("processes", {}) for case in disturbed for conditions in case.conditions]
+    loads = [(percent, process) for usage in usages for process, percent in usage.items() if percent > 0]
     busiest = list(dict.fromkeys(process for _, process in sorted(loads, reverse=True)))
     if busiest:
         example += f", most of it {', '.join(busiest[:2])}"

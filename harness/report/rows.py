@@ -184,10 +184,10 @@ def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
     if len(run.flags) < 2:
         return []
     cells = {row.cell.setting: row.cell for row in (comparison.baseline, *comparison.others)}
-    with_all_flags = {
-        s: variables for s, variables in run.settings.items() if run.flags.keys() <= variables.keys()
-    }
-    settings = {s: {name: of[name] for name in run.flags} for s, of in with_all_flags.items() if s in cells}
+    settings = {}
+    for setting, variables in run.settings.items():
+        if setting in cells and run.flags.keys() <= variables.keys():
+            settings[setting] = {flag: variables[flag] for flag in run.flags}
     noise = noise_of(comparison.noise.comparison) if comparison.noise else math.inf
     return effects(cells, settings, noise, run.confidence, run.margin)
 

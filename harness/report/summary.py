@@ -80,8 +80,9 @@ def _clauses(rows: Rows, run: Run) -> list[str]:
 
 
 def _over_all_cases(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
-    """The row with the least time for all cases together, compared with what engines run by default; or, if
-    none of these defaults has a time, with the baseline, or else with the second. And the rows as good."""
+    """Yields what is said of the row with the least time for all cases together: how it compares with what
+    engines run by default or, if no default has a time, with the baseline, or, if that has none either, with
+    the second row; then which rows are as good."""
     best = _best(rows)
     with_best = [(case, cells) for case, cells in rows if best in cells]
     first_case, *other_cases = [cells for _, cells in with_best]
@@ -96,19 +97,20 @@ def _over_all_cases(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
         second = min(ratios, key=lambda name: ratios[name][0].ratio)
         ratio, noise = ratios[second]
         clauses.append(Clause(versus(ratio, second, noise > MAX_NOISE), ratio.verdict))
-    against = [clause for clause in clauses if clause.verdict]
+    comparisons = [clause for clause in clauses if clause.verdict]
 
     all_faster = all(ratio.verdict == "faster" for ratio, _ in ratios.values())
     clearly_least = len(ratios) == len(others) and all_faster
-    wins_alone = list(wins) == [best]
-    subject = "" if wins[best] == len(rows) else f" {best}"  # a row that wins all cases is named already
-    if clearly_least and not wins_alone:
-        subject = f" {best} takes the least time,"
-    elif not clearly_least and all(clause.verdict == "faster" for clause in against):
-        subject = f" {best}, not clearly the fastest,"
-    if against or (others and not wins_alone):
-        texts = " and ".join(clause.text for clause in against)
-        yield f"{_which_cases(rows, with_best)}{subject} {texts}".rstrip(" ,")
+    is_only_winner = list(wins) == [best]
+    if clearly_least and not is_only_winner:
+        subject = f"{best} takes the least time,"
+    elif not clearly_least and all(clause.verdict == "faster" for clause in comparisons):
+        subject = f"{best}, not clearly the fastest,"
+    else:  # the clause before this one names a row that wins all cases
+        subject = "" if wins[best] == len(rows) else best
+    if comparisons or (others and not is_only_winner):
+        texts = " and ".join(clause.text for clause in comparisons)
+        yield " ".join(filter(None, [_which_cases(rows, with_best), subject, texts])).rstrip(",")
     yield from (clause.text for clause in clauses if not clause.verdict)
     as_good = [name for name, (ratio, noise) in ratios.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
     if as_good:
@@ -136,9 +138,10 @@ def _against_defaults(rows: Rows, best: str, run: Run) -> list[Clause]:
 
 
 def _clause(rows: Rows, best: str, impls: Sequence[str | None], title: str, run: Run) -> Clause | None:
-    """The best row against the fastest rows of the implementations, of which there is one a case. None where
-    these have no time, or where they are the best row itself and have no title.
+    """The best row against the fastest row of one implementation in each case. None where no such row has a
+    time, or where all are the best row itself and there is no title.
 
+    impls: the implementation in each case; None: none
     title: what the implementations are, in words; may be empty
     """
     fastest = []
@@ -149,7 +152,7 @@ def _clause(rows: Rows, best: str, impls: Sequence[str | None], title: str, run:
     where = f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
     if names == best and title:
         return Clause(f"it is {title}{where}", "")
-    if names in ("", best):
+    if not names or names == best:
         return None
     ratio, noise = _ratio(pairs, run, len(SPELLED))
     return Clause(versus(ratio, f"{title} {names}".lstrip(), noise > MAX_NOISE) + where, ratio.verdict)
@@ -187,7 +190,7 @@ def _weighted_us(cell: Cell) -> float:
 
 
 def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:
-    """The cells of the best row with other cells, of which there is one a case; where they share rounds."""
+    """For each case the cell of the best row and the other cell, where the two share rounds."""
     pairs = []
     for (case, cells), other in zip(rows, others, strict=True):
         if other and cells[best].samples.by_round.keys() & other.samples.by_round.keys():

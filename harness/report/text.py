@@ -50,7 +50,7 @@ def value_and_interval(value: float, low: float | None, high: float | None) -> t
 
 def ratio_and_interval(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
-    end is missing. The first text is `?` without a value, and `not known` if the interval is WIDE."""
+    end is missing. The first text is `?` for None, `not known` if the interval tells nothing, see WIDE."""
     if value is None:
         return "?", ""
     if low is None or high is None:
@@ -112,12 +112,13 @@ def time_column(times: Sequence[TimeInterval]) -> tuple[str, list[str]]:
     Where the largest time would have too many digits in it, each cell names a unit of its own."""
     smallest = unit(min((time.us for time in times), default=1.0))
     share_unit = max((time.us for time in times), default=1.0) / smallest.us < 1e4
-    units = [smallest if share_unit else unit(time.us) for time in times]
-    texts = [_in_unit(time, of_time) for time, of_time in zip(times, units, strict=True)]
-    cells = aligned([number for number, _ in texts])
-    if not share_unit:
-        cells = [f"{cell} {of_time.name}" for cell, of_time in zip(cells, units, strict=True)]
-    cells = [f"{cell} {interval}".rstrip() for cell, (_, interval) in zip(cells, texts, strict=True)]
+    numbers, suffixes = [], []
+    for time in times:
+        of_cell = smallest if share_unit else unit(time.us)
+        number, interval = _in_unit(time, of_cell)
+        numbers.append(number)
+        suffixes.append(interval if share_unit else f"{of_cell.name} {interval}")
+    cells = [f"{number} {suffix}".rstrip() for number, suffix in zip(aligned(numbers), suffixes, strict=True)]
     return (f"time, {smallest.name}" if share_unit else "time"), cells
 
 
@@ -142,11 +143,13 @@ def unit(us: float) -> Unit:
 
 def aligned(numbers: Sequence[str]) -> list[str]:
     """The numbers padded to one width and aligned at their points; an empty text stays empty."""
-    ends = [number.lstrip("0123456789") for number in numbers]  # from the point on
-    longest_end = max(map(len, ends), default=0)
-    padded = [f"{number}{' ' * (longest_end - len(end))}" for number, end in zip(numbers, ends, strict=True)]
-    width = max((len(text) for text, number in zip(padded, numbers, strict=True) if number), default=0)
-    return [text.rjust(width) if number else "" for text, number in zip(padded, numbers, strict=True)]
+    halves = []  # of each number the digits before the point, and what follows them
+    for number in numbers:
+        end = number.lstrip("0123456789")
+        halves.append((number.removesuffix(end), end))
+    start_width = max((len(start) for start, _ in halves), default=0)
+    end_width = max((len(end) for _, end in halves), default=0)
+    return [start.rjust(start_width) + end.ljust(end_width) if start or end else "" for start, end in halves]
 
 
 def significant(value: float | None, digits: int = 3) -> str:

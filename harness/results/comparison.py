@@ -96,18 +96,20 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
     shared = [key for key in timed_a if key in timed_b]
     row_confidence = 1 - (1 - confidence) / max(1, len(shared))
     baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
-    rows = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
-    session_noise, noise_from = _noise_between_sessions(rows)
+    unjudged = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
+    session_noise, noise_from = _noise_between_sessions(unjudged)
     devices = {case: (device, b.devices[case]) for case, device in a.devices.items() if case in b.devices}
     moved = {case: (of_a, of_b) for case, (of_a, of_b) in devices.items() if of_a.identity != of_b.identity}
-    spreads_of_moved = {case: _spread_of_two(a, b, *both) for case, both in moved.items()}
-    for place, row in enumerate(rows):
-        spread, _ = spreads_of_moved.get(row.case, (0.0, ""))
+    spreads_of_moved = {case: _spread_of_two(a, b, of_a, of_b) for case, (of_a, of_b) in moved.items()}
+    spread_by_case = {case: spread for case, (spread, _) in spreads_of_moved.items()}
+    rows = []
+    for row in unjudged:
+        spread = spread_by_case.get(row.case, 0.0)
         noise = max(session_noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
         # Absolute times of two sessions give no verdict.
         ratio = row.comparison
         word = verdict(ratio.low, ratio.high, noise=noise) if row.baseline else "unclear"
-        rows[place] = replace(row, spread=spread, comparison=replace(ratio, verdict=word))
+        rows.append(replace(row, spread=spread, comparison=replace(ratio, verdict=word)))
     missing: list[str] = []
     lost: dict[CellKey, str] = {}
     for key in dict.fromkeys([*a.cells, *b.cells]):
@@ -137,14 +139,15 @@ def _differences(
     moved: by case the devices of A and of B, for the cases that different devices measured
     """
     facts_a, facts_b = a.run.provenance, b.run.provenance
-    forbidding = [_difference(*fact) for fact in differing(facts_a, facts_b, MACHINE, ())]
+    forbidding = [_difference(*fact) for fact in differing(facts_a, facts_b, machine=MACHINE, groups=())]
     forbidding += [_difference(name, getattr(a.run, name), getattr(b.run, name)) for name in TERMS]
     if a.run.settings != b.run.settings:
         forbidding.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
             forbidding.append(_difference(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
-    notes = [_difference(*fact) for fact in differing(facts_a, facts_b, (), ("versions", "environment"))]
+    explaining = differing(facts_a, facts_b, machine=(), groups=("versions", "environment"))
+    notes = [_difference(*fact) for fact in explaining]
     notes.append(_difference("schema of the record", a.run.schema_version, b.run.schema_version))
     notes.append(_difference("suite", a.run.suite, b.run.suite))
     if moved:
@@ -194,8 +197,8 @@ def _changed(a: Cell, b: Cell) -> bool | None:
 
 
 def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed_in_both: Iterable[CellKey]) -> str:
-    """The row that the others of a case are compared with: the baseline of run A, or if that is known to have
-    changed the first by name of the rows that are not known to have changed. Empty where all changed."""
+    """The row that the others of a case are compared with: the baseline of run A or, if it is known to have
+    changed, the first by name of the other rows that are not known to have changed; empty without any."""
     in_both = [name for of_case, name in timed_in_both if of_case == case]
     plain = [name for name in in_both if a.cells[case, name].setting == PLAIN]
     unchanged = [name for name in plain if not _changed(a.cells[case, name], b.cells[case, name])]
@@ -303,7 +306,7 @@ def spreads(calibrations: Sequence[Calibration]) -> list[Spread]:
 
 
 def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
-    """None where no two devices measured the same case in the same pass."""
+    """The spread of the devices of one type; None where no two measured the same case in the same pass."""
     devices = list(dict.fromkeys(c.device for c in calibrations))
     times = {case: _times_of_case(case, calibrations) for case in dict.fromkeys(c.case for c in calibrations)}
     # The time of each device over that of each other one, by case: each pair is there in both directions.
@@ -311,16 +314,17 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
     directed_pairs = [ratio for of_case in ratios.values() for ratio in of_case.values()]
     if not directed_pairs:
         return None
+    # Each interval holds at CONFIDENCE. This factor widens it so that those of all pairs hold together.
     pair_confidence = 1 - (1 - CONFIDENCE) / (len(directed_pairs) / 2)
     factor = students_t(math.inf, pair_confidence) / students_t(math.inf, CONFIDENCE)
     to_median, drifts = [], []
     for case, case_times in times.items():
         median = _median_device(devices, case_times)
-        to_itself = Comparison(1.0, 1.0, 1.0, "same")
         for device in devices:
-            ratio = to_itself if device == median else ratios[case].get((device, median))
-            if ratio:
-                to_median.append(DeviceRatio(device, case, widened(ratio, factor)))
+            if device == median:
+                to_median.append(DeviceRatio(device, case, Comparison(1.0, 1.0, 1.0, "unclear")))
+            elif (device, median) in ratios[case]:
+                to_median.append(DeviceRatio(device, case, widened(ratios[case][device, median], factor)))
             if (device, "first") in case_times and (device, "last") in case_times:
                 drift = quotient(case_times[device, "last"], case_times[device, "first"])
                 drifts.append(DeviceRatio(device, case, widened(drift, factor)))

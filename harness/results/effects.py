@@ -14,6 +14,8 @@ from harness.statistics.intervals import interval
 from harness.statistics.paired import MARGIN, Comparison, verdict
 
 MAIN_SHARE = 0.1  # a kernel with a smaller share of a call's time does not tell two settings apart
+Settings = Mapping[str, Mapping[str, str | None]]
+"""By setting the values of its flags. All settings have the same flags."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def _only_in_a(a: Cell, b: Cell) -> list[str]:
     total_us = sum(a.kernel_us)
     times = zip(a.kernels, a.kernel_us, strict=True)
     main = [name for name, us in times if us > 0 and us >= MAIN_SHARE * total_us]
-    picked = [a.picked] if a.picked not in ("", b.picked) else []
+    picked = [a.picked] if a.picked and a.picked != b.picked else []
     kernels = [name for name in main if name not in b.kernels]
     return [*kernels, *picked, *(name for name in a.ran if name not in b.ran)]
 
@@ -48,11 +50,7 @@ def changes(a: Cell, b: Cell) -> str:
 
 
 def effects(
-    cells: Mapping[str, Cell],
-    settings: Mapping[str, Mapping[str, str | None]],
-    noise: float,
-    confidence: float,
-    margin: float = MARGIN,
+    cells: Mapping[str, Cell], settings: Settings, noise: float, confidence: float, margin: float = MARGIN
 ) -> list[Effect]:
     """The main effect of each flag, from its first value to each other value, averaged over all settings of
     the other flags; and the interaction of each two flags. The effects come from the rounds in which all
@@ -60,7 +58,6 @@ def effects(
     flags' values, each once.
 
     cells:      of one implementation and case, by setting
-    settings:   the values of the flags, by setting; all settings have the same flags
     noise:      that of the implementation in this case
     confidence: of all effects together (Bonferroni)
     """
@@ -93,7 +90,7 @@ def effects(
 
 
 def _contrasts(
-    settings: Mapping[str, Mapping[str, str | None]], values: Mapping[str, Sequence[str | None]]
+    settings: Settings, values: Mapping[str, Sequence[str | None]]
 ) -> Iterator[tuple[Literal["main", "interaction"], str, dict[str, float]]]:
     """Yields the kind of each effect, the change in words, and weights by setting: the effect is the sum of
     the weighted logarithms of the times. Settings with a third value of a flag have no weight.
@@ -101,19 +98,20 @@ def _contrasts(
     values: those of each flag, the first setting's first
     """
     for flag, (first, *changed_values) in values.items():
-        averaged = len(settings) / len(values[flag])  # settings of the other flags
+        averaged = len(settings) / len(values[flag])  # the settings of the other flags
+        value_of = {setting: flag_values[flag] for setting, flag_values in settings.items()}
         for changed in changed_values:
             signs = {first: 1, changed: -1}  # a speedup is the time before over the time after
-            weights = {s: signs[of[flag]] / averaged for s, of in settings.items() if of[flag] in signs}
+            weights = {s: signs[value] / averaged for s, value in value_of.items() if value in signs}
             yield "main", f"{flag}: {value_text(first)} -> {value_text(changed)}", weights
     for flag_a, flag_b in itertools.combinations(values, 2):
         averaged = len(settings) / (len(values[flag_a]) * len(values[flag_b]))
-        for a, b in itertools.product(values[flag_a][1:], values[flag_b][1:]):
+        pair_of = {s: (flag_values[flag_a], flag_values[flag_b]) for s, flag_values in settings.items()}
+        (first_a, *changed_a), (first_b, *changed_b) = values[flag_a], values[flag_b]
+        for a, b in itertools.product(changed_a, changed_b):
             # The speedup of both over the product of the speedups of each alone.
-            first_a, first_b = values[flag_a][0], values[flag_b][0]
-            signs_of_two = {(first_a, first_b): -1, (a, first_b): 1, (first_a, b): 1, (a, b): -1}
-            pairs = {s: (of[flag_a], of[flag_b]) for s, of in settings.items()}
-            weights = {s: signs_of_two[p] / averaged for s, p in pairs.items() if p in signs_of_two}
+            signs_of_pairs = {(first_a, first_b): -1, (a, first_b): 1, (first_a, b): 1, (a, b): -1}
+            weights = {s: signs_of_pairs[p] / averaged for s, p in pair_of.items() if p in signs_of_pairs}
             yield "interaction", f"{flag_a}={value_text(a)} with {flag_b}={value_text(b)}", weights
 
 

@@ -101,7 +101,7 @@ def test_lists_take_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     for what in ("flags", "recipes"):
-        text = listing(what, ["mla_decode"], named("rocm"), None, all_flags=True)[1]()
+        text = listing(what, ["mla_decode"], named("rocm"), None, all_flags=True)[1]
         assert 70 < max(map(len, text.splitlines())) <= 80
 
 

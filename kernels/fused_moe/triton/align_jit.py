@@ -51,8 +51,8 @@ def place_kernel(
     before = 0  # the expert's pairs in earlier segments
     if COUNTED:
         exists = (all_segments < tl.num_programs(1))[:, None] & (all_experts < experts)[None, :]
-        at = counts + all_segments[:, None] * experts + all_experts[None, :]
-        count = tl.load(at, mask=exists, other=0)
+        places = counts + all_segments[:, None] * experts + all_experts[None, :]
+        count = tl.load(places, mask=exists, other=0)
         pairs_of_each = tl.sum(count, 0)  # the pairs of each expert
         is_before = (all_segments < segment)[:, None] & (all_experts == expert)[None, :]
         before = tl.sum(tl.where(is_before, count, 0))

@@ -410,7 +410,7 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
 @pytest.mark.slow
 def test_any_two_points_of_one_length_predict_the_other_lengths():
     """Of every server, with constants learnt from the other machines and engines."""
-    measured = {one: uncalibrated(one.system).measured(one.points) for one in stored_series()}
+    measured = {one: uncalibrated(one.system).modelled(one.points) for one in stored_series()}
     kept = {one: points for one, points in measured.items() if not one.left_out}
     errors, inside = [], []
     for kind in {one.kind for one in kept}:

@@ -59,10 +59,10 @@ def implementations(op: str) -> list[Implementation]:
     for candidate in candidates:
         if candidate.op != op:
             continue
-        first = by_name.setdefault(candidate.name, candidate)
-        if first is not candidate:
+        if first := by_name.get(candidate.name):
             files = sorted({row.plugin or inspect.getfile(type(row)) for row in (first, candidate)})
             raise PluginError(f"{candidate.name} of {op} is declared twice, in {' and '.join(files)}")
+        by_name[candidate.name] = candidate
     return [by_name[name] for name in sorted(by_name)]
 
 

@@ -156,7 +156,8 @@ class Function(Symbol):
             return ""
         # Only the number and the names of arguments are checked, so that all values may be None.
         by_position = [None] * self.positions
-        by_name = dict.fromkeys({*self.needs, *self.wishes} - self.lacks(signature))
+        lacking = self.lacks(signature)
+        by_name = {name: None for name in (*self.needs, *self.wishes) if name not in lacking}
         try:
             signature.bind(*by_position, **by_name)
         except TypeError as error:

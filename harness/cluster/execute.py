@@ -233,8 +233,8 @@ def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
     if len(types) > 1:
         choices = " or ".join(sorted(types))
         raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
-    ((type, devices),) = driver.open().items()
-    return type, devices
+    # A node of another type may have joined meanwhile: the first type counts.
+    return next(iter(driver.open().items()))
 
 
 def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> tuple[Journal, RunPlan]:

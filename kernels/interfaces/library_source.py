@@ -218,7 +218,7 @@ class LibrarySource:
                 return None
             is_static = "staticmethod" in map(_last_name, method.decorator_list)
             signature = signatures.of_arguments(method.args)
-            _, *without_self = signature.parameters.values()
+            without_self = list(signature.parameters.values())[1:]
             return signature if is_static else signature.replace(parameters=without_self)
         bases = [
             base for base in definition.bases if _last_name(base) not in ("object", "Generic", "Protocol")

@@ -115,12 +115,12 @@ class Shape:
     @property
     def tokens(self) -> int:
         """The tokens of the step, by which a table is searched. A prompt whose length is a range counts as
-        one token."""
+        one token; 0 of an op that is not the suite's."""
         sizes = self.sizes
         if self.call.op == "mha_prefill":
             new = str(sizes["new"])
             return int(sizes["batch"]) * (int(new) if new.isdecimal() else 1)
-        return int(sizes[TOKENS[self.call.op]])
+        return int(sizes.get(TOKENS.get(self.call.op, ""), 0))
 
     def facts(self) -> dict[str, Any]:
         found = self.found

@@ -169,7 +169,7 @@ def engine(
         raise UsageError("--cases has the shapes itself: leave --workload and --drafts")
     if request.triton and not request.triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {request.triton!r}")
-    paths = {name: path for name, path in libraries.items() if path}
+    paths = {name: path for name in ("aiter", "vllm", "sglang") if (path := libraries[name])}
     request = replace(request, paths=paths, drafts=request.drafts or 0)  # --drafts is None by default
     if diff:
         changed = changes(request, *diff)

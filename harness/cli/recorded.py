@@ -49,8 +49,8 @@ def report(
     from harness.page.html import pictures, write_page
 
     known = inputs(runs)
-    for folder in filter(None, (svg, png)):
-        require_writable_folder(Path(folder))
+    for charts_to in filter(None, (svg, png)):
+        require_writable_folder(Path(charts_to))
     if not (svg or png):
         require_writable(output, None)
     decisions = []
@@ -64,7 +64,8 @@ def report(
     page = replace(page, sections=[*decisions, *page.sections])
     for target, as_png in ((svg, False), (png, True)):
         if target:
-            click.echo(f"{len(pictures(page, Path(target), as_png, chart))} charts in {target}")
+            folder = Path(target)
+            click.echo(f"{len(pictures(page, folder, as_png, chart))} charts in {folder}")
     if svg or png:
         return
     write_page(page, output, ", ".join(runs))

@@ -415,8 +415,9 @@ def _clock(before: DecodeStep, after: DecodeStep, changed: ChangedOp) -> tuple[f
     ratios: dict[str, float] = {}
     for name, kernel in before.kernels.items():
         is_other = name not in {*changed.before, *changed.after} and kernel.op_class not in COMMUNICATION
-        has_same_calls = abs(after.calls_of([name]) / kernel.calls - 1) <= SAME_CALLS
-        if is_other and has_same_calls and kernel.ms > 0:
+        if not is_other or kernel.calls == 0 or kernel.ms <= 0:
+            continue
+        if abs(after.calls_of([name]) / kernel.calls - 1) <= SAME_CALLS:
             ratios[name] = after.kernels[name].us_per_call / kernel.us_per_call
     total_ms = before.ms_of(ratios)
     heavy = [ratio for name, ratio in ratios.items() if before.kernels[name].ms > HEAVY * total_ms]

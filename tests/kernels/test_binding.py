@@ -151,6 +151,12 @@ def test_a_function_is_bound_as_this_version_has_it(packages, text, wanted):
         assert not ATTEND.exists()
 
 
+def test_of_several_unknown_arguments_the_first_declared_is_named():
+    many = Function("somelib.attend", needs=" ".join(f"n{i}" for i in range(20)))
+    assert many.complaint(inspect.signature(lambda q: q)) == "attend missing a required argument: 'q'"
+    assert many.complaint(inspect.signature(lambda: 0)) == "attend an unexpected keyword argument 'n0'"
+
+
 def test_a_broken_submodule_is_not_taken_for_a_missing_one(packages):
     library(packages, ops="import no_such_thing")
     with pytest.raises(Unsupported, match="no_such_thing"):

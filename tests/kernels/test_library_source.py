@@ -41,6 +41,8 @@ FILES = {
             def plan(self, lengths, page=64): ...
             @staticmethod
             def size(batch): ...
+            @staticmethod
+            def version(): ...
 
         class Wrapper(Base):
             def __init__(self, workspace, backend="auto"): ...
@@ -90,6 +92,7 @@ TOLD = {
     "lib.ops.attention.Wrapper.run": "(q, out=None)",
     "lib.ops.attention.Wrapper.plan": "(lengths, page=64)",
     "lib.ops.attention.Wrapper.size": "(batch)",
+    "lib.ops.attention.Wrapper.version": "()",
     "lib.ops.attention.Config": "(experts, inplace=...)",
     "lib.ops.attention.Picks": "(weights, ids)",
     "lib.wrapper": "(a, b=1)",

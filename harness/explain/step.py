@@ -152,9 +152,8 @@ class KernelSwap:
     old: Sequence[str] = ()  # kernels that the change takes away, those with most time first
     new: Sequence[str] = ()  # kernels that it brings
     foreign: str = ""  # the op's kernel with most time before, where that step has none of the run's old ones
-    guessed: bool = (
-        False  # whether `new` is taken for the run's new kernels only because the old ones are gone
-    )
+    guessed: bool = False
+    """Whether `new` is taken for the run's new kernels only because the old ones are gone."""
     new_part: Mapping[str, float] = field(default_factory=dict)
     """Op -> the part of its time before whose calls went to new kernels; empty where a run names kernels."""
 

@@ -250,3 +250,14 @@ def test_a_plug_in_that_cannot_be_taken_is_told(text, name, op, said, tmp_path, 
     with pytest.raises(kernels.PluginError, match=said):
         kernels.implementations("mla_decode")
     kernels.implementations.cache_clear()
+
+
+def test_a_plug_in_that_is_named_twice_is_told(tmp_path, monkeypatch):
+    (path := tmp_path / "own.py").write_text(
+        PLUGIN.format(name="mine.zero", op="mla_decode", available="True")
+    )
+    monkeypatch.setenv("KERNEL_BENCH_PLUGINS", f"{path}:{path}")
+    kernels.implementations.cache_clear()
+    with pytest.raises(kernels.PluginError, match="mine.zero of mla_decode is declared twice"):
+        kernels.implementations("mla_decode")
+    kernels.implementations.cache_clear()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine import EngineRequest, engine_view
+from harness.engine import NO_TABLE, EngineRequest, Shape, engine_view
 from harness.page.assemble import engine_section
 from harness.paths import ROOT
 from harness.report.engine_table import Section
 from harness.report.terminal import plain_text
+from shapes.deployment import Call
 from shapes.models import model
 
 COLUMNS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -60,6 +61,22 @@ def test_an_empty_word_is_no_path(here, tmp_path, monkeypatch):
     empty = ("--vllm=", "--write=", "--workload=")
     assert facts(here, *AITER, "--aiter=", *empty)["shapes"] == facts(here, *AITER)["shapes"]
     assert not [*tmp_path.iterdir()]
+
+
+def test_libraries_are_read_in_one_order(here):
+    options = ("--vllm", "/nonexistent/vllm", "--aiter", "/nonexistent/aiter")
+    for words in (options, options[2:] + options[:2]):
+        assert "/nonexistent/aiter" in here("engine", "sglang", "--arch", "H200", *words).stderr
+
+
+@pytest.mark.parametrize(("op", "sizes", "tokens"), [
+    ("block_scale_gemm", {"m": 64, "n": 512, "k": 512}, 64),
+    ("mha_prefill", {"batch": 2, "new": 100}, 200),
+    ("rmsnorm", {"rows": 5, "hidden": 200}, 0),  # an op of a user's own
+])  # fmt: skip
+def test_tokens_of_a_shape(op, sizes, tokens):
+    call = Call(op, sizes, step="", times=1.0, place="")
+    assert Shape(call, sizes, 0.0, None, NO_TABLE, ()).tokens == tokens
 
 
 def test_ops_that_do_not_hold_are_named_and_the_others_shown(here, tmp_path):

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from harness.explain import causes as of
+from harness.explain.step import ChangedOp, DecodeStep, Kernel, KernelSwap
 from tests.harness.explain.test_planted import found_in, names
 from tests.support.lost_gains import COMBINE, MOE, NEW, SPLIT, World
 
@@ -134,6 +135,23 @@ def test_launches_that_differ_a_little_show_no_cause(here, world):
     world.of_launch = 0.01
     world.profiled(world.swapped())
     found_in(world, here, [], 0, NOTHING)
+
+
+def test_kernels_without_calls_tell_nothing_of_the_clock():
+    """An operator's stretch that goes on from the step before has none."""
+    kernels = {name: Kernel(name, "norm", calls, 1.0, 1.0) for name, calls in (("a", 0.0), ("b", 2.0))}
+    step = DecodeStep(
+        file="t",
+        steps=1,
+        kernels=kernels,
+        idle_ms=0.0,
+        half_width_ms={},
+        until_next=True,
+        launch="",
+        on_cpu=True,
+    )
+    changed = ChangedOp(swap=KernelSwap(), before=(), after=(), run_names=(), calls=1.0, new_part=None)
+    assert of._clock(step, step, changed) == (1.0, {"b": 1.0})
 
 
 def test_time_between_steps_counts_only_where_both_traces_show_it(here, world):

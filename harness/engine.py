@@ -53,9 +53,8 @@ class EngineRequest:
     kv: str = "bf16"
     drafts: int = 0  # draft tokens of each request that a decode step verifies
     workload: Workload | None = None  # what is served; None: the sweep of shapes.deployment
-    cases: str | None = (
-        None  # a file (shapes.suites.cases_file) whose cases take the place of a workload's calls
-    )
+    cases: str | None = None
+    """A file (shapes.suites.cases_file) whose cases take the place of a workload's calls."""
     given: Mapping[str, str] = field(default_factory=dict)  # variables and flags that are set for the engine
     paths: Mapping[str, Path] = field(default_factory=dict)  # library -> the folder or file that holds it
     triton: str = ""  # the version of Triton beside the engine; empty: that of the engine's release

@@ -85,9 +85,8 @@ ROWS = 1024  # rows of activations that are handled at a time
 DEVIATIONS = 4.3  # standard deviations of the weights at the format's maximum: what 128x128 values reach
 TYPICAL_SCALE = 2.0**-12  # of the weights
 OUTLIER_CHANNELS = 4  # columns of a
-ZERO_ROW = (
-    61  # one row in so many is zero, from row 58 on; not a multiple of 8, so that all kinds of rows are
-)
+ZERO_ROW = 61
+"""One row in so many is zero, from row 58 on. It is not a multiple of 8, so that all kinds of rows are."""
 
 
 def generate(

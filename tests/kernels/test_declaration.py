@@ -258,6 +258,6 @@ def test_a_plug_in_that_is_named_twice_is_told(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", f"{path}:{path}")
     kernels.implementations.cache_clear()
-    with pytest.raises(kernels.PluginError, match="mine.zero of mla_decode is declared twice"):
+    with pytest.raises(kernels.PluginError, match=r"mine\.zero of mla_decode is declared twice"):
         kernels.implementations("mla_decode")
     kernels.implementations.cache_clear()

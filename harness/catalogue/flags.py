@@ -64,15 +64,13 @@ class Flag:
         word = WORDS.get(value.lower(), value)
         return word if value not in self.values and word in self.values else value
 
-    def meaning(self, value: str | None) -> Support:
-        """What a value does. It is not ok if the flag is not known to take the value. That is worth a warning
-        only: versions of a library differ, and a library may ignore a value that it does not know."""
+    def why_unknown(self, value: str | None) -> str:
+        """Says that the flag is not known to take a value; empty if it is. That is worth a warning only: as
+        versions of a library differ, and a library may ignore a value that it does not know."""
         known = self.canonical(value)
-        if known in self.values:
-            return Support(True, self.values[known])
-        if self.takes or known == self.default:
-            return Support(True, self.takes)
-        return Support(False, f"{self.name} takes {either(list(self.values))}; not {value!r}")
+        if known in self.values or self.takes or known == self.default:
+            return ""
+        return f"{self.name} takes {either(list(self.values))}; not {value!r}"
 
     def stands_for(self, value: str | None, op: str) -> tuple[str, ...]:
         """The implementations of this suite that an engine runs for an op under a value."""

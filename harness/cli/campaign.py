@@ -67,7 +67,8 @@ def campaign(request: CampaignRequest) -> None:
     type = device_type(here)
     read = partial(read_step, log=cache(print_note))  # a note that the steps of all ops have is printed once
     measures_here = not cluster and not request.devices and request.plan in (None, "steps")
-    for step in steps_of(request.file, ()):  # a mistake in a file is said before a device is waited for
+    # The steps of a file are read and planned here only to raise for a mistake before a device is waited for.
+    for step in steps_of(request.file, kinds=()):
         read(step)
         if measures_here and step.is_for(type, here.kind):
             with suppress(NothingRan):

@@ -26,7 +26,7 @@ FAR = 5.0
 
 @dataclass(frozen=True)
 class MeasuredCase(CaseResult):
-    """A finished case with its run. `done` names a device only if several devices measured the run."""
+    """A finished case with its run. The device in `done` is empty if one device measured the whole run."""
 
     folder: Path  # of the run
     run: Run

@@ -65,7 +65,7 @@ def heat_map(
 
 def choice_of_rows(rows: Values) -> alt.Parameter | None:
     """A control below a chart that sets the parameter `rows`, by which the chart selects its rows: the best
-    ones, all, or those of one of the providers with rows that are not among the best. None where all are.
+    ones, all, or those of a provider with rows that are not among the best. None where all are the best.
 
     rows: each with `provider` and with `shown`, whether it is one of the best, which the chart shows at first
     """
@@ -202,5 +202,4 @@ def specification(chart: Chart) -> dict[str, Any]:
     # Seven digits are more than a picture shows.
     picture = json.loads(json.dumps(picture), parse_float=lambda digits: float(f"{float(digits):.7g}"))
     theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
-    theme["view"] |= picture["config"]["view"]
     return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": theme}

@@ -142,8 +142,8 @@ def _effective(
             obstacles[name] = ""
             continue
         for value in values:
-            if not (meaning := entry.meaning(value)).ok:  # the flag is not known to take the value
-                log(meaning.reason)
+            if why := entry.why_unknown(value):
+                log(why)
         obstacles[name] = entry.can_touch(op, platform, launch).reason
     reasons = [reason for reason in obstacles.values() if reason]
     if force:

@@ -153,7 +153,7 @@ def aligned(numbers: Sequence[str]) -> list[str]:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits, or more if the point comes later; empty for None."""
+    """The value in so many significant digits, or as a whole number if that has more; empty for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
@@ -181,9 +181,9 @@ def ranged(
 
     form: as in `format`; where `g` would print an exponent, numbers have no digits after the point
     """
-    sign, _, kind = form.partition(".")
+    sign, _, precision = form.partition(".")  # `+.4g` -> `+`, `4g`
     known = [abs(number) for number in (value, low, high) if number is not None]
-    if kind.endswith("g") and max(known, default=0) >= 10 ** int(kind.rstrip("g")) - 0.5:
+    if precision.endswith("g") and max(known, default=0) >= 10 ** int(precision[:-1]) - 0.5:
         form = f"{sign}.0f"
     texts = [] if value is None else [f"{value:{form}}{unit}"]
     if low is not None or high is not None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.paths import DATA
-from kernels.op import Support
 from kernels.platform import Platform
 from kernels.vendor import either
 
@@ -76,10 +75,9 @@ class Flag:
         """The implementations of this suite that an engine runs for an op under a value."""
         return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
 
-    def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
-        """Whether toggling the flag can show an effect on an op on a platform, and if not why."""
-        reason = next(self._obstacles(op, platform, launch), "")
-        return Support(not reason, reason)
+    def obstacle(self, op: str, platform: Platform, launch: str) -> str:
+        """Why toggling the flag can show no effect on an op on a platform; empty if it can."""
+        return next(self._obstacles(op, platform, launch), "")
 
     def _obstacles(self, op: str, platform: Platform, launch: str) -> Iterator[str]:
         """Yields the reasons why toggling the flag shows no effect."""

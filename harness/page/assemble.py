@@ -144,11 +144,9 @@ def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
 
 def assemble(records: Records, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
     """The page of records. With up to MOST_INPUTS records, runs of one op share a section. A page of more
-    begins with a table of the records, and has a folded section for each. Raises UsageError where a record
-    cannot be read, or there is nothing to show.
-
-    progress: is called with a text that says which of many runs is being read
-    """
+    begins with a table of the records, and has a folded section for each; `progress` is then called with a
+    text that says which run is being read. Raises UsageError where a record cannot be read, or there is
+    nothing to show."""
     runs = {path: Journal(path).run() for kind, path in records if kind == "run"}
     others = [(kind, path) for kind, path in records if kind != "run"]
     ops = dict.fromkeys(run.op for run in runs.values())
@@ -187,10 +185,8 @@ def assemble(records: Records, title: str = "", progress: Callable[[str], None] 
 def _sections_of_runs(
     folders: Sequence[Path], runs: Mapping[Path, Run], labels: Mapping[Path, str], with_rounds: bool
 ) -> tuple[PageSection, list[PageSection]]:
-    """The section of the cases of some runs of one op, and for each of these runs that of its machine.
-
-    runs: all runs of the page
-    """
+    """The section of the cases of some runs of one op, and for each of these runs that of its machine; `runs`
+    are all runs of the page."""
     op = runs[folders[0]].op
     all_cases, machines = [], []
     for folder in folders:

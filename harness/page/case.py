@@ -131,10 +131,8 @@ def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sentences on the rows that a chart leaves out until a reader chooses them; empty if there are none.
-
-    rows: with `name`, `ratio` to the fastest, and whether they are `shown`
-    """
+    """Sentences on the rows that a chart leaves out until a reader chooses them: those that are not `shown`.
+    Empty if there are none."""
     if all(row["shown"] for row in rows):
         return ""
     sentences = [slow_rows(rows)]

@@ -152,10 +152,7 @@ def _ranking_picture(
 
 def rounds(case: MeasuredCase, most: int) -> Chart | None:
     """The times of all rows of a case in all rounds, from which the verdicts come. None where no round was
-    kept.
-
-    most: ticks that are drawn; where there are more, quiet ones are left out evenly. The table has all.
-    """
+    kept. Of more than `most` ticks, quiet ones are left out evenly from the picture. The table has all."""
     points = list(_ticks(case))
     if not points:
         return None

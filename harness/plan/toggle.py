@@ -144,7 +144,7 @@ def _effective(
         for value in values:
             if why := entry.why_unknown(value):
                 log(why)
-        obstacles[name] = entry.can_touch(op, platform, launch).reason
+        obstacles[name] = entry.obstacle(op, platform, launch)
     reasons = [reason for reason in obstacles.values() if reason]
     if force:
         for reason in reasons:

@@ -43,10 +43,8 @@ class Section:
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
-    """What an engine runs: what was asked, a summary for each op, a table, notes, and hints.
-
-    entries: the table has a row for each shape, with its entry, instead of a row for each layer
-    """
+    """What an engine runs: what was asked, a summary for each op, a table, notes, and hints. The table has a
+    row for each layer or, with `entries`, for each shape, with its entry."""
     file_numbers = _file_numbers(view)
     parts: list[RenderableType] = [
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),

@@ -44,10 +44,8 @@ def listing(
     what: str, ops: Sequence[str], platform: Platform, suite_name: str | None, all_flags: bool = False
 ) -> Listing:
     """The list of the command `list WHAT`. If the platform is not this machine, only its own flags and
-    recipes are listed. Raises UsageError for an unknown suite.
-
-    all_flags: the text has all flags, as the JSON has, and not only those that recipes and guides set
-    """
+    recipes are listed. The text has only flags that recipes and guides set or, with `all_flags`, all of them,
+    as the JSON has. Raises UsageError for an unknown suite."""
     if what == "impls":
         rows = _implementations(ops, platform)
         predicate = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"

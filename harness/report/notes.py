@@ -226,10 +226,8 @@ def time_spent(measured_s: float, setup_s: float) -> str:
 
 
 def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -> str:
-    """How many cases the budget did not reach, and their share of each boundary's weight; empty if none.
-
-    cases: those that the budget did not reach
-    """
+    """How many cases the budget did not reach (`cases`), and their share of each boundary's weight; empty if
+    none."""
     weights: dict[str, dict[str, float]] = {}  # of measured cases, by boundary and case
     for cell in measured:
         weights.setdefault(cell.boundary, {})[cell.case] = cell.weight

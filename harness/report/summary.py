@@ -31,9 +31,10 @@ class Total(NamedTuple):
     comparison: Comparison  # above 1 where the first row is faster
     noise: float
 
-    def versus(self, other: str) -> str:
+    def clause(self, other: str, where: str = "") -> Clause:
         """What it says of the first row, in words; `other` names the second."""
-        return versus(self.comparison, other, too_noisy=self.noise > MAX_NOISE)
+        text = versus(self.comparison, other, too_noisy=self.noise > MAX_NOISE)
+        return Clause(text + where, self.comparison.verdict)
 
 
 class Clause(NamedTuple):
@@ -42,11 +43,9 @@ class Clause(NamedTuple):
 
 
 def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
-    """A sentence for each boundary and launch mode; for a boundary with one case it is the headline of the
-    case. Empty where the run has one case, and for a race, which has other configurations in each case.
-
-    cases: those of the run that are finished
-    """
+    """A sentence for each boundary and launch mode of the finished cases; for a boundary with one case it is
+    the headline of the case. Empty where the run has one case, and for a race, which has other
+    configurations in each case."""
     if run.race or not cases or max(len(cases), len(run.cases)) < 2:
         return []
     planned = Counter(case.boundary for case in run.cases)
@@ -98,10 +97,7 @@ def _clauses(cases: Cases, run: Run) -> list[str]:
 def _over_all_cases(cases: Cases, run: Run, wins: Counter[str]) -> Iterator[str]:
     """Yields what is said of the row with the least time for all cases together: how it compares with what
     engines run by default or, if no default has a time, with the baseline, or, if that has none either, with
-    the second row; then which rows are as good.
-
-    wins: by row the number of cases that it wins
-    """
+    the second row; then which rows are as good. wins: by row the number of cases that it wins"""
     best = _best(cases)
     with_best = [(case, cells) for case, cells in cases if best in cells]
     first_case, *other_cases = [cells for _, cells in with_best]
@@ -114,7 +110,7 @@ def _over_all_cases(cases: Cases, run: Run, wins: Counter[str]) -> Iterator[str]
     clauses = _against_defaults(with_best, best, run)
     if totals and not any(clause.verdict for clause in clauses):
         second = min(totals, key=lambda name: totals[name].comparison.ratio)
-        clauses.append(Clause(totals[second].versus(second), totals[second].comparison.verdict))
+        clauses.append(totals[second].clause(second))
     compared = [clause for clause in clauses if clause.verdict]
 
     clearly_least = all(name in totals and totals[name].comparison.verdict == "faster" for name in others)
@@ -139,10 +135,7 @@ def _over_all_cases(cases: Cases, run: Run, wins: Counter[str]) -> Iterator[str]
 
 def _against_defaults(cases: Cases, best: str, run: Run) -> list[Clause]:
     """A clause for each engine: the best row against what the engine runs by default, or that it is the
-    default. Without any default, the best row against the baseline.
-
-    cases: those in which the best row has a time
-    """
+    default. Without any default, the best row against the baseline. In all cases the best row has a time."""
     clauses = [
         _clause(cases, best, [case.defaults.get(engine) for case, _ in cases], f"{spelled}'s default", run)
         for engine, spelled in SPELLED.items()
@@ -169,8 +162,7 @@ def _clause(cases: Cases, best: str, impls: Sequence[str | None], title: str, ru
         return Clause(f"it is {title}{where}", "")
     if not names or names == best:
         return None
-    total = _total(pairs, run, len(SPELLED))
-    return Clause(total.versus(f"{title} {names}".lstrip()) + where, total.comparison.verdict)
+    return _total(pairs, run, len(SPELLED)).clause(f"{title} {names}".lstrip(), where)
 
 
 def _which_cases(cases: Cases, with_best: Cases) -> str:

@@ -41,7 +41,7 @@ def test_the_list_begins_with_what_documents_set_and_what_can_act(here):
     assert 4 < len(names) and len(said.splitlines()) < 60
     by = {found.name: {v.name for v in found.variables} for found in recipes.recipes_and_guides()}
     for name in names:
-        assert flags.catalogue()[name].can_touch("mla_decode", named("rocm", "gfx942"), "eager").ok
+        assert not flags.catalogue()[name].obstacle("mla_decode", named("rocm", "gfx942"), "eager")
         assert name in switches or any(name in of for of in by.values())
     assert "AITER_TRITON_ONLY" not in said
     everything = here("list", "flags", "--op", "mla_decode", "--arch", "MI300X", "--all").stdout
@@ -96,9 +96,9 @@ def test_why_toggling_would_show_nothing_is_as_committed(snapshot):
         asked: dict[str, list[str]] = {}
         for op, kind, launch in itertools.product(kernels.OPS, ARCHS, ("eager", "graph")):
             for arch in ARCHS[kind]:
-                support = flag.can_touch(op, named(kind, arch), launch)
-                assert support.ok != bool(support.reason) and "\n" not in support.reason
-                asked.setdefault(support.reason or "can act", []).append(f"{op} {arch} {launch}")
+                obstacle = flag.obstacle(op, named(kind, arch), launch)
+                assert "\n" not in obstacle
+                asked.setdefault(obstacle or "can act", []).append(f"{op} {arch} {launch}")
         lines += [flag.name, *(f"  {reason}: {len(of)}, first {of[0]}" for reason, of in asked.items())]
     snapshot(Path(__file__).parent / "snapshots" / "why-not.txt", "\n".join(lines) + "\n")
 

@@ -94,12 +94,12 @@ def is_older(version: str, first: str) -> bool:
 
 
 def releases_read(library: str) -> list[str]:
-    """The newest release of each series of a library whose source was read for the calls of rows."""
+    """Releases of a library of which rows' authors read the source: the newest of each series."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest release that was read of a version's series, if it is older than the version; else empty."""
+    """The newest of `releases_read` up to this major version, if the version is newer still; else empty."""
     try:
         installed = Version(version)
     except InvalidVersion:
@@ -282,7 +282,7 @@ ONEDNN_ISAS = _ISAS.split()
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use an instruction set. isa: of ONEDNN_ISAS, or empty
+    """Whether this process's environment lets oneDNN use an instruction set. isa: of ONEDNN_ISAS, or empty.
     oneDNN ignores case and unknown values, and reads DNNL_MAX_CPU_ISA where the newer variable is not set."""
     if not isa:
         return Support(True)

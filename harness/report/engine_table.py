@@ -110,7 +110,7 @@ def summary(view: EngineView) -> list[str]:
             text = f"{len(tuned)} of {len(looked_up)} shapes tuned, {tuned_share:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
     # Ops of this suite instead of which the model computes something else.
-    without_shapes = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
+    without_shapes = view.request.model.inapplicable.keys() - {shape.call.op for shape in view.shapes}
     return lines + [f"{op}: not in these shares, see the note" for op in sorted(without_shapes)]
 
 

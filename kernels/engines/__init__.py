@@ -132,8 +132,8 @@ def default(
 def choices(
     op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> dict[str, EngineDefault]:
-    """What each engine runs for a case, by engine, where that is known: for no engine where the op or a size
-    is unknown here, as those of a plug-in may be. sizes: of a case or record; given: as in `default`"""
+    """By engine, what it runs for a case; engines of which that is unknown are left out. All are where the op
+    or a size is unknown here, as a plug-in's may be. sizes: of a case or record; given: as in `default`"""
     try:
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):

@@ -140,7 +140,7 @@ class LibrarySource:
         definitions = _definitions(module.tree, names[0]) if module.tree else []
         for definition in definitions:
             try:
-                signatures_found.append(self._of(definition, module, names, seen))
+                signatures_found.append(self._of_definition(definition, module, names, seen))
             except NotThere as error:
                 not_there = error
         if signatures_found:
@@ -150,37 +150,45 @@ class LibrarySource:
             return self._in_module(inner, names[1:], seen) if names[1:] else None
         if module.tree is None or definitions:
             raise not_there
-        tells_all = not module.is_stub  # a stub may leave out what is compiled
+        return self._not_defined(module.tree, module, names, seen)
+
+    def _not_defined(
+        self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
+    ) -> inspect.Signature | None:
+        """The signature of a name that no statement of the module binds: it has the name by an import of all
+        names of another module, or makes it (see `_may_make`)."""
+        may_have = module.is_stub  # a stub may leave out what is compiled
         for target in self._stars(module, names[0]):
             with contextlib.suppress(NotThere):
                 if signature := self._in_module(target, names, seen):
                     return signature
-                tells_all = False
-        if _may_make(module.tree, names[0]):
-            return self._in_table(module.tree, module, names, seen)
-        if tells_all:
-            raise not_there
+                may_have = True
+        if _may_make(tree, names[0]):
+            return self._in_table(tree, module, names, seen)
+        if not may_have:
+            raise NotThere(f"{module.name} has no {names[0]}")
         return None
 
     def _in_table(
         self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
-        """The signature of a name that the module makes when it is imported or asked for the name. A dict in
-        its source may say where: {name: "module"}, {name: "module:name"} or {name: ("module", "name")}."""
+        """The signature of a name that the module makes. A dict in its source may say where the name is:
+        {name: "module:other name"} or {name: ("module", "other name")}. By {name: "module"} it is in that
+        module, or it is that module if `names` has members of it."""
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):
                     continue
                 texts = [text for text in map(_text, _parts(value)) if text]
-                target, *original = ":".join(texts).split(":")
+                target, *other_name = ":".join(texts).split(":")
+                names_there = [*other_name[:1], *names[1:]] or names
                 for place in (f"{module.name}.{target.lstrip('.')}", target):
                     if self._module(place).exists:
                         with contextlib.suppress(NotThere):
-                            names_there = [*original[:1], *names[1:]]
-                            return self._in_module(self._module(place), names_there or names, seen)
+                            return self._in_module(self._module(place), names_there, seen)
         return None
 
-    def _of(
+    def _of_definition(
         self, definition: ast.AST, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
         """The signature by a statement that binds the first name."""
@@ -389,7 +397,7 @@ def _last_name(node: ast.expr) -> str:
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
     """Whether `from module import *` may import the name, if the module has it. A name that the source has as
-    a text may be in `__all__`. Any other public name is imported if `__all__` is no list that is complete."""
+    a text may be in `__all__`. Another public name is imported, unless all of `__all__` is one list."""
     if tree is not None and name in _words(tree):
         return True
     if name.startswith("_"):

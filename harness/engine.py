@@ -178,7 +178,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     units = request.given.get("CU_NUM", str(device["units"]))
     if not units.isdecimal():
         raise UsageError(f"CU_NUM={units} is no number of compute units")
-    triton = request.triton or engines.triton(request.engine)
+    triton = request.triton or engines.facts(request.engine)["triton"]
     target = Target(engines.kind(arch), arch, int(units), device["driver"], triton=triton)
     tables = Lookups(target, request.paths, request.given, *topk_columns(request.engine, deployment))
     try:

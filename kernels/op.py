@@ -76,9 +76,8 @@ class Tolerance:
     """The same for all other calls. A truncation to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
-    It refuses a kernel of a format with one bit less. `row` cannot: the errors of all rows of that kernel are
-    as large as those of the worst row of a right call. Records call it `noise_limit`; the noise of an A/A
-    pair is something else."""
+    It refuses a kernel of a format with one bit less. Each row of that errs as much as the worst row of a
+    right call, so `row` accepts it. Records call it `noise_limit`. It is not the noise of an A/A pair."""
 
 
 @dataclass
@@ -558,10 +557,8 @@ def _member(base: type[Implementation], member: str, value: Any) -> Any:
     return replaced if member in REPLACED else value
 
 
-@functools.cache
-def _size_types(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Size]]:
-    """By the name of each size, its type: int or str."""
-    return typing.get_type_hints(sizes)
+_size_types = functools.cache(typing.get_type_hints)
+"""Of a class `Op.Sizes`: by the name of each size, its type, int or str."""
 
 
 class Op(ABC):

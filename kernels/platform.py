@@ -195,10 +195,10 @@ def of(device: torch.device) -> Platform:
     import torch
 
     gpu = torch.cuda.get_device_properties(device)
-    name = f"cuda:{device.index or 0}"
+    kind, arch = "cuda", f"sm_{gpu.major}{gpu.minor}"
     if torch.version.hip:
-        return Platform("rocm", gpu.gcnArchName.split(":")[0], name, gpu.name, memory=gpu.total_memory)
-    return Platform("cuda", f"sm_{gpu.major}{gpu.minor}", name, gpu.name, memory=gpu.total_memory)
+        kind, arch = "rocm", gpu.gcnArchName.split(":")[0]
+    return Platform(kind, arch, f"cuda:{device.index or 0}", gpu.name, memory=gpu.total_memory)
 
 
 @functools.cache

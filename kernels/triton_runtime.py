@@ -122,13 +122,10 @@ class ConfiguredPrepared(Prepared):
         return codes
 
     def call(self) -> None:
-        self.launch()
-        if self.written is not self.out:
-            self.out.copy_(self.written)
-
-    def launch(self) -> None:
         for launch in self.launches:
             launch()
+        if self.written is not self.out:
+            self.out.copy_(self.written)
 
     def picked(self) -> str:
         return f"{words(self.choice.config)} ({self.choice.origin})"

@@ -19,6 +19,7 @@ from kernels.op import OPS, Implementation, Unsupported
 from kernels.platform import LIBRARIES, Platform, version
 from kernels.support import Support, need
 from shapes.case import Case
+from shapes.names import either
 
 BLACKWELL = ("sm_100", "sm_103")
 """The data centre's Blackwell: B200 and B300."""
@@ -110,12 +111,6 @@ def last_read(library: str, version: str) -> str:
     if same_series and Version(installed.public) > max(same_series):
         return str(max(same_series))
     return ""
-
-
-def either(names: Sequence[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 class Aiter(Vendor):

@@ -62,8 +62,7 @@ def _in_order(found: Evidence) -> Evidence:
 
 def read() -> dict[str, Any]:
     """The content of evidence.json."""
-    document: dict[str, Any] = json.loads(FILE.read_text())
-    return document
+    return json.loads(FILE.read_text())
 
 
 def with_evidence(text: str) -> str:

@@ -83,7 +83,7 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def facts(engine: str) -> dict[str, Any]:
-    """What the file of an engine says."""
+    """What the file of an engine says. `triton` is the version that the release on PyPI installs."""
     return read_toml(DATA / f"{engine}.toml")
 
 
@@ -96,11 +96,6 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
         fields = {**entry, "archs": tuple(entry["archs"]), "when": tuple(entry.get("when", ()))}
         entries.append(EngineDefault(engine=engine, version=data["version"], **fields))
     return tuple(entries)
-
-
-def triton(engine: str) -> str:
-    """The version of Triton that an engine's release on PyPI installs, through the torch that it requires."""
-    return str(facts(engine)["triton"])
 
 
 def archs(engine: str) -> list[str]:

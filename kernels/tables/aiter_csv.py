@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.tables import RULES_TOML, Problem
+from kernels.tables import RULES_TOML, Problem, files_text
 from kernels.tables.files import Files, TableError
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ class Table:
         names = self._setting.split(os.pathsep) if self._setting else in_package
         self._merged = len(names) > 1
         read = [file for file in map(self._read, names) if file]
-        count = "1 file" if len(read) == 1 else f"{len(read)} files"
-        self.title = f"{family.name} ({count})"
+        self.title = f"{family.name} ({files_text(len(read))})"
         """The name of the table and how many files it has, for people."""
         if self._setting:
             text = f"replaces the {len(in_package)} files of the package by {self._setting}"
@@ -294,15 +293,11 @@ class Table:
             is_copy = not self._merged and row.cells == fastest_so_far.cells
             if fastest_so_far is row or is_copy:
                 continue
-            fastest[key], loser = sorted((fastest_so_far, row), key=_us)
+            rivals = (fastest_so_far, row)
+            fastest[key], loser = sorted(rivals, key=lambda row: math.inf if row.us is None else row.us)
             losers.add(loser)
             lines[row.file].append(row.line)
         for file, numbers in lines.items():
             text = f"{rows_here(len(numbers))} with a key that another row has: {effect}"
             self._add_error(file, numbers[0], text)
         return losers
-
-
-def _us(row: Row) -> float:
-    """The row's time; infinite where it has none."""
-    return math.inf if row.us is None else row.us

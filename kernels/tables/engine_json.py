@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.engine_tuning import nearest_of
-from kernels.tables import RULES_TOML, Entry, Found, Problem
+from kernels.tables import RULES_TOML, Entry, Found, Problem, files_text
 from kernels.tables.files import Files, Place, TableError, json_object, within
 from kernels.tuning import Target
 
@@ -211,7 +211,7 @@ class EngineTables:
         """What is wrong with the folder that the variable names."""
         if self.engine == "sglang":
             shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
-            yield f"replaces the package's folder, in which {_count_text(len(shipped))} of {device}"
+            yield f"replaces the package's folder, in which {files_text(len(shipped))} of {device}"
         try:
             own_folders = [folder for folder in self._folders if isinstance(folder, Path)]
             names = [name for folder in own_folders for name in self._files.inside(folder)]
@@ -221,7 +221,7 @@ class EngineTables:
             yield "no file in it is named E=...,N=...,device_name=....json"
         of_gemm = [name for name in names if name.startswith("N=")]
         if of_gemm:
-            yield f"{_count_text(len(of_gemm))} N=...,K=...: these are read only in the package"
+            yield f"{files_text(len(of_gemm))} N=...,K=...: these are read only in the package"
 
     def _folder_problems(self, folder: Place, device: str) -> Iterator[Problem]:
         """Files of a folder that no look-up reads because of their names, and faults inside the others."""
@@ -253,7 +253,7 @@ class EngineTables:
             elif not parts["device"]:
                 never_read["without the device's name"] += 1
         for text, count in never_read.items():
-            yield Problem(str(folder), 0, f"{_count_text(count)} {text}")
+            yield Problem(str(folder), 0, f"{files_text(count)} {text}")
 
     def _table_problems(self, table: Configurations) -> Iterator[Problem]:
         """What is wrong inside a file."""
@@ -425,10 +425,6 @@ def _model(device: str) -> str:
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
     return ""
-
-
-def _count_text(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
 
 
 def _grouped(problems: list[Problem]) -> list[Problem]:

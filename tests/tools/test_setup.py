@@ -114,7 +114,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(set_up, "build", build)
     monkeypatch.setattr(set_up, "install", lambda *of: done.append(of[1].what.split(",")[0]) is None)
     monkeypatch.setattr(set_up, "pip", lambda python, verb, *words: done.append(f"{verb} {words[1]}"))
-    monkeypatch.setattr(set_up, "keeps", lambda folder, image: folder.exists())
+    monkeypatch.setattr(set_up, "is_usable", lambda folder, image: folder.exists())
 
     def run(env: Environment, *extras: str) -> list[str]:
         monkeypatch.setattr(set_up, "find_environment", lambda: env)
@@ -183,7 +183,7 @@ def test_a_failed_set_up_is_not_complete(made, monkeypatch):
 
 
 def test_a_torch_that_hides_the_images_is_an_error(made, monkeypatch):
-    monkeypatch.setattr(set_up, "keeps", lambda folder, image: False)
+    monkeypatch.setattr(set_up, "is_usable", lambda folder, image: False)
     with pytest.raises(set_up.SetUpError, match="must be the image's"):
         made(ROCM_IMAGE)
     assert "complete" not in set_up.read_state(made.folder)

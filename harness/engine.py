@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from kernels import engines
 from kernels.defects import known_defects
 from kernels.engines import EngineDefault
-from kernels.engines.deploy import TABLES, columns, deployed, known_settings
+from kernels.engines.deploy import TABLES, deployed, known_settings, topk_columns
 from kernels.op import DTYPES
 from kernels.tables import Found, Problem
 from kernels.tables.files import RECORDED, Files, TableError
@@ -178,9 +178,9 @@ def engine_view(request: EngineRequest) -> EngineView:
     units = request.given.get("CU_NUM", str(device["units"]))
     if not units.isdecimal():
         raise UsageError(f"CU_NUM={units} is no number of compute units")
-    triton = request.triton or engines.triton(request.engine)
+    triton = request.triton or engines.facts(request.engine)["triton"]
     target = Target(engines.kind(arch), arch, int(units), device["driver"], triton=triton)
-    tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
+    tables = Lookups(target, request.paths, request.given, *topk_columns(request.engine, deployment))
     try:
         for name in request.paths:
             tables.files(name)  # a wrong path is an error, even if no shape asks that library

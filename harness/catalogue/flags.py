@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from harness.paths import DATA
 from kernels.platform import Platform
-from kernels.vendor import either
+from shapes.names import either
 
 READ = {
     "process": "as a process starts", "load": "as a library or a device is initialised",

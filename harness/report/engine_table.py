@@ -105,8 +105,8 @@ def summary(view: EngineView) -> list[str]:
             tuned_share = _share(tuned) / _share(looked_up)
             text = f"{len(tuned)} of {len(looked_up)} shapes tuned, {tuned_share:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
-    # The model computes something else instead of its `unheld` ops, so these need not have shapes.
-    without_shapes = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
+    # The model computes something else instead of its `inapplicable` ops, so these need not have shapes.
+    without_shapes = view.request.model.inapplicable.keys() - {shape.call.op for shape in view.shapes}
     return lines + [f"{op}: not in these shares, see the note" for op in sorted(without_shapes)]
 
 

@@ -122,8 +122,8 @@ class JsonText:
 
 def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
     """Path and value of each value of a JSON text, in the order of the file. A path has the keys from the
-    root, with `*` for an array's items. Raises UnreadableError if the text is no JSON, Truncated if it ends
-    early. enter: whether a container with that path is entered; otherwise it is given whole"""
+    root, with `*` for an array's items. A container for whose path `enter` returns False is given whole.
+    Raises UnreadableError if the text is no JSON, Truncated if it ends early."""
     yield from _values(text, (), enter, json.JSONDecoder(strict=False))
     if text.peek():
         raise text.broken("more after the end")
@@ -165,8 +165,9 @@ def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
             if may_continue and text.read_on():
                 continue
             text.at = error.pos
-            is_closed = text.text[error.pos :].rstrip().endswith(("]", "}"))
-            if may_continue and (unterminated or not is_closed):
+            # A file that was cut off ends in a string, or without the bracket that closes the whole text.
+            is_cut_off = unterminated or not text.text[error.pos :].rstrip().endswith(("]", "}"))
+            if may_continue and is_cut_off:
                 raise text.truncated() from None
             raise text.broken(error.msg) from None
         except RecursionError:

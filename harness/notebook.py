@@ -149,8 +149,8 @@ _bench_sys_.path += [folder for folder in {path} if folder not in _bench_sys_.pa
 
 
 def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
-    """Adds the text that gives a name its value, after the texts of the names that it needs. Raises
-    UsageError."""
+    """Adds the text that gives a name its value, after the texts of the names that it needs. What a module
+    has is imported; other functions and classes are defined by their source. Raises UsageError."""
     if name in definitions:
         return
     definitions[name] = ""  # so that a function that uses itself is not defined again
@@ -160,9 +160,9 @@ def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
         text = f"import {value.__name__} as {name}"
     elif own_name and module != "__main__" and getattr(sys.modules.get(module), own_name, None) is value:
         text = f"from {module} import {own_name} as {name}"
-    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):
+    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):  # no module has its name
         text = _source_with_names(name, value, definitions)
-    else:
+    else:  # a number, a tuple ...
         text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
     del definitions[name]
     definitions[name] = text  # now behind the names that it needs

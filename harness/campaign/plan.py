@@ -49,7 +49,7 @@ class StepTable(BaseModel, extra="forbid"):
     ops: list[str] = []  # for a CASEWISE command; each op is a run of its own. Default: all ops
     options: dict[str, Option] = {}
     """Options of the command by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
-    devices: list[str] = []  # types of devices; default: all that there are
+    devices: list[str] = []  # types of devices, such as H200 or cpu; default: all that there are
     repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
     share: float | None = Field(None, gt=0, le=1)  # of the campaign's time, for a command that runs whole
     expected: str = "60s"  # the time of a command that runs whole and has no share
@@ -74,7 +74,7 @@ class Step:
     kind: str = ""  # kind of platform: cuda, rocm or cpu; empty: all
 
     def is_for(self, type: str, kind: str) -> bool:
-        """Whether it is measured on devices of this type, which are of this kind of platform."""
+        """Whether it is measured on devices of this type (H200), whose kind of platform this is (cuda)."""
         return type in (self.devices or [type]) and self.kind in ("", kind)
 
     @property
@@ -227,7 +227,7 @@ def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> 
     counts: type of devices -> their number; left_s: seconds that the campaign has left
     """
     copies = {job.name: copy.copy(job) for job in jobs}
-    for job in copies.values():  # the devices have other names here
+    for job in copies.values():  # no task is bound to a device, as the simulated ones have names of their own
         job.waiting = deque(replace(task, device="") for task in job.waiting)
     planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
     # The devices by the time at which they are free: seconds, name, type.

@@ -113,12 +113,12 @@ def choose_baseline(
     op: Op,
     platform: Platform,
     option: str | None,
-    selected: list[Implementation],
+    selected: Sequence[Implementation],
     cases: Sequence[Case] = (),
     variables: Mapping[str, str | None] = {},
-) -> str:
-    """The baseline that `--baseline` names; by default the op's best torch implementation. Adds it to
-    `selected`, or for an engine the implementations that it runs in the cases under these variables."""
+) -> tuple[str, list[Implementation]]:
+    """The baseline that `--baseline` names, by default the op's best torch implementation; and what has to be
+    added to `selected` for it: itself, or for an engine what it runs in the cases under the variables."""
     known = {impl.name: impl for impl in kernels.implementations(op.name)}
     baseline = option or op.baseline[platform.kind]
     if baseline in engines():
@@ -129,8 +129,7 @@ def choose_baseline(
         allowed = [*engines(), *known]
         raise UsageError(unknown("baseline", baseline, allowed, f"list impls --op {op.name}", op.name))
     missing = rows - {impl.name for impl in selected}
-    selected += [known[row] for row in sorted(missing)]
-    return baseline
+    return baseline, [known[row] for row in sorted(missing)]
 
 
 def _default_row(engine: str, case: Case, platform: Platform, variables: Mapping[str, str | None]) -> str:

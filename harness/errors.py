@@ -23,8 +23,6 @@ class UnreadableError(UsageError):
 
 
 class NothingRan(HarnessError):
-    """Nothing could run here."""
-
     exit_code = NOTHING_RAN
 
 

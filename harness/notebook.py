@@ -29,7 +29,7 @@ import kernels
 from harness.cli.run import run
 from harness.errors import STOPPED, UsageError
 from harness.files import explained, replace
-from harness.paths import RESULTS, ROOT, cache
+from harness.paths import RESULTS, ROOT, cache, option_words
 from harness.plan.select import choose_op
 from harness.results.read import load
 
@@ -85,17 +85,13 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     folder = options.pop("out", RESULTS / "local" / f"{created}-{op}-{name}")
     words = ["--op", op, "--impl", f"{name},{beside}".rstrip(","), "--case", case]
-    for option, option_value in options.items():
-        for value in option_value if isinstance(option_value, list | tuple) else [option_value]:
-            if value is None or value is False:  # the default
-                continue
-            words.append(f"--{option.replace('_', '-')}")
-            if value is not True:
-                words.append(str(value))
+    words += option_words({option.replace("_", "-"): value for option, value in options.items()})
     output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # the command that the run records
-    # Other versions of this plug-in are left out: they declare the same implementation.
-    others = [path for path in plugins.split(os.pathsep) if path and _stem(path) != _stem(str(plugin))]
+    # Other versions of this plug-in, which differ in the hash at the end of the name, are left out: they
+    # declare the same implementation.
+    hash_at = -len("01234567.py")
+    others = [path for path in plugins.split(os.pathsep) if path and path[:hash_at] != str(plugin)[:hash_at]]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:
         with contextlib.redirect_stdout(output):
@@ -109,11 +105,6 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     path = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH "
     hint = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
     return BenchTable(Path(folder), output.getvalue().lstrip() + hint)
-
-
-def _stem(plugin: str) -> str:
-    """The path of a plug-in without its hash, which is the same for all versions of one function."""
-    return plugin[: -len("01234567.py")]
 
 
 # The plug-in

@@ -19,6 +19,7 @@ from harness.cluster.driver import Job, Task, next_task
 from harness.cluster.execute import expected_overhead_s
 from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
+from harness.paths import option_words
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
 from harness.run.folder import plan_run
@@ -139,7 +140,7 @@ def _steps_of_table(table: StepTable, rank: int) -> Iterator[Step]:
         name = f"{table.name or _default_name(table)}{number}"
         yield Step(
             name=f"{op}-{name}" if op else name, command=table.command, rank=rank, op=op,
-            arguments=[*(["--op", op] if op else []), *arguments(table.options)], devices=table.devices,
+            arguments=[*(["--op", op] if op else []), *option_words(table.options)], devices=table.devices,
             share=table.share, expected_s=parse_seconds(table.expected, "expected"),
         )  # fmt: skip
 
@@ -149,18 +150,6 @@ def _default_name(table: StepTable) -> str:
     suite = table.options.get("suite", "smoke" if table.command == "run" else "")
     command = "" if table.command == "run" else table.command.replace(" ", "-")
     return "-".join(filter(None, [command, str(suite)]))
-
-
-def arguments(options: dict[str, Option]) -> list[str]:
-    """Options as words of a command line."""
-    words: list[str] = []
-    for name, value in options.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is not False:
-            for word in value if isinstance(value, list) else [value]:
-                words += [f"--{name}", str(word)]
-    return words
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)

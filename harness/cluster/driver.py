@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.cluster.agent import Answer, Device, OpenedDevice, Order, ThisMachine
 from harness.cluster.ray_cluster import PoolGone, RayPool
@@ -16,9 +16,6 @@ from harness.errors import NothingRan
 from harness.machine.device import differing
 from harness.results.schema import Calibration
 from harness.run.device import DeviceFacts
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 LOOK_S = 5.0  # the pool is asked for its devices every so many seconds
 STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
@@ -150,7 +147,7 @@ class Driver:
         self.asked_pool = -math.inf  # when the pool was last asked for its devices
         self.idle_since: float | None = None  # since when no device has a task
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Driver:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -342,16 +342,15 @@ def _source(decision: Decision, choice: Compared) -> str:
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     """The decision as the command's JSON has it."""
     launches, mix = decision.launches, decision.mix
-    tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
-    files = {name: value for name, value in tables.items() if "/" in value}
+    tables = decision.chosen.keys() & TABLES[launches.engine]
+    files = {name: value for name, value in decision.chosen.items() if name in tables and "/" in value}
     return {
         "engine": launches.engine, "engine_version": engines.defaults(launches.engine)[0].version,
         "device": launches.measured.device, "arch": launches.measured.arch,
         "runs": [str(folder) for folder in launches.measured.folders], "mix": mix.text,
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
         "leave_it": not decision.chosen if decision.compared else None,
-        "variables": _settings_of(decision.chosen, flags=False),
-        "flags": _settings_of(decision.chosen, flags=True), "files": files,
+        **_settings_of(decision.chosen), "files": files,
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
         "regret": decision.regret, "choices": [_compared(choice) for choice in decision.choices],
         "taken": [_compared(choice) for choice in decision.taken],
@@ -364,9 +363,9 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _settings_of(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
-    """The flags, or the variables."""
-    return {name: value for name, value in settings.items() if name.islower() == flags}
+def _settings_of(settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    flags = {name: value for name, value in settings.items() if name.islower()}
+    return {"variables": {name: settings[name] for name in settings if name not in flags}, "flags": flags}
 
 
 def _case(best: BestCase) -> dict[str, Any]:
@@ -382,8 +381,7 @@ def _case(best: BestCase) -> dict[str, Any]:
 def _compared(choice: Compared) -> dict[str, Any]:
     comparison = choice.comparison
     return {
-        "variables": _settings_of(choice.settings, flags=False),
-        "flags": _settings_of(choice.settings, flags=True), "op": choice.op or None,
+        **_settings_of(choice.settings), "op": choice.op or None,
         "verdict": choice.verdict if choice.is_complete else None,
         "ratio": _finite(comparison.ratio) if comparison else None,
         "low": _finite(comparison.low) if comparison else None,

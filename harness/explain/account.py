@@ -497,10 +497,8 @@ def _as_expected(result: Account, expected: Saving, observed: Saving) -> str:
 
 def _not_its_own(result: Account) -> Cause | None:
     """The first cause with which what was saved cannot be what the change saved."""
-    for cause in result.seen:
-        if cause.name in NOT_ITS_OWN and (cause.ms is None or cause.ms > 0):
-            return cause
-    return None
+    not_its_own = [cause for cause in result.seen if cause.name in NOT_ITS_OWN]
+    return next((cause for cause in not_its_own if cause.ms is None or cause.ms > 0), None)
 
 
 def _shorter(saved_ms: float) -> str:

@@ -51,16 +51,13 @@ class Alone:
         cases = [case for case in self.cases if keys is None or case.text in keys]
         return _weighted_mean([us(case) for case in cases], [case.weight for case in cases])
 
-    def before_us(self, keys: Collection[str] | None = None) -> float:
-        return self.mean(lambda case: case.before_us, keys)
-
     def saving_us(self, keys: Collection[str] | None = None) -> float:
         """What a call saves, the weighted mean over the cases with these keys, by default over all."""
-        return self.before_us(keys) - self.mean(lambda case: case.after_us, keys)
+        return self.mean(lambda case: case.before_us, keys) - self.mean(lambda case: case.after_us, keys)
 
     @property
     def change(self) -> KernelChange:
-        factor = self.before_us() / self.mean(lambda case: case.after_us)
+        factor = self.mean(lambda case: case.before_us) / self.mean(lambda case: case.after_us)
         return KernelChange(op=self.op, factor=factor, source=self.folder)
 
 

@@ -276,7 +276,7 @@ def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: 
     if alone is None or steps.before is None:
         return
     if foreign := changed.swap.foreign:
-        alone_us = alone.before_us()
+        alone_us = alone.mean(lambda case: case.before_us)
         shorter_ms = new_part * (changed.calls * alone_us / 1e3 - before_ms)
         says = f"Without the change the server ran {short(foreign)}, which is faster than the run's"
         evidence = f"{_calls(foreign, steps.before)} a step in {steps.before.file}: {short(foreign)}"

@@ -32,23 +32,20 @@ def choose_cases(
         raise UsageError(unknown("boundary", boundary, op.boundaries, of=op.name))
     boundaries = [boundary] if boundary else list(op.boundaries)
     defaults = op.defaults(arch)
-    cases: list[Case] = []
     try:
         if texts:
-            given = [sizes for text in texts for sizes in parse(text, op.name)]
-            for sizes in given:
-                cases += [
-                    op.case({**defaults, **sizes}, boundary=b, weight=1 / len(given)) for b in boundaries
-                ]
+            parsed = [sizes for text in texts for sizes in parse(text, op.name)]
+            given: Sequence[Case] = [Case(op.name, {**sizes}, weight=1 / len(parsed)) for sizes in parsed]
         else:
             chosen = suite(suite_name or "smoke")
-            if not chosen.cases(op.name):
+            given = chosen.cases(op.name)
+            if not given:
                 raise UsageError(chosen.why_no_cases(op.name))
-            for case in chosen.cases(op.name):
-                cases += [
-                    op.case({**defaults, **case.sizes}, boundary=b, place=case.place, weight=case.weight)
-                    for b in boundaries
-                ]
+        cases = [
+            op.case({**defaults, **case.sizes}, boundary=b, place=case.place, weight=case.weight)
+            for case in given
+            for b in boundaries
+        ]
     except ValueError as error:
         raise UsageError(str(error)) from None
     return sorted(merge(cases), key=lambda case: -case.weight)

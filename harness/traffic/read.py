@@ -125,8 +125,10 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
         drafts = 0 if run.speculation == "none" else run.drafts or None
         q = traffic.query_tokens(evidence, drafts, run.accept_length or 0.0)
     kept = run.samples
-    if all((kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms)):
-        return _timed(run, q, traffic)
+    columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
+    if all(columns):
+        requests = list(zip(*columns, strict=True))[:: traffic.dp]  # those of one group of ranks
+        return _timed(run.client, requests, q, traffic)
     asked, totals = run.workload, run.totals
     requests = totals.completed or asked.num_prompts or 0
     isl = asked.longest_input_len or asked.input_len or (totals.input_tokens or 0) / max(requests, 1)
@@ -152,12 +154,10 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     return f"{run.client}, {isl:.0f} in, {osl:.0f} out at concurrency {in_flight}, no times of requests"
 
 
-def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
+def _timed(client: str, requests: Sequence[tuple[Any, ...]], q: int, traffic: Traffic) -> str:
     """Adds a step for each prompt, and decode steps: where n requests decode at a time, each arrival of
-    tokens is 1/n of a step. Contexts rise evenly from the first token of an answer to its last."""
-    kept = run.samples
-    columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
-    requests = list(zip(*columns, strict=True))[:: traffic.dp]  # those of one group of ranks
+    tokens is 1/n of a step. Contexts rise evenly from the first token of an answer to its last. requests:
+    start in s, tokens in, tokens out, TTFT in ms, and ITLs in ms of each"""
     decodes: list[tuple[float, float, int, int]] = []  # seconds of the first and last token, isl, osl
     arrivals_s: list[float] = []
     for start_s, isl, osl, ttft_ms, itls_ms in requests:
@@ -189,4 +189,4 @@ def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
             )  # fmt: skip
             traffic.steps.append(Step(stride, Phase(1, lengths, 0), len(lengths), len(lengths) * q))
     traffic.note("each prompt is taken as one step of its own, without a cached prefix or chunks")
-    return f"{run.client}, {len(decodes)} requests with times, about {steps:.0f} decode steps"
+    return f"{client}, {len(decodes)} requests with times, about {steps:.0f} decode steps"

@@ -95,9 +95,7 @@ def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
     lengths = [int(word) for word in (match[4] or "").split(",") if word.strip()]
     if match[1] == "prefill":
         chunks = tuple((length, 0) for length in lengths)
-        if (
-            lengths and sum(lengths) != tokens
-        ):  # prompts with prefixes, whose new tokens are known in sum alone
+        if lengths and sum(lengths) != tokens:  # of prompts with prefixes only the sum of new tokens is known
             chunks = even_chunks(batch, tokens, max(sum(lengths) - tokens, 0))
         traffic.add(count, chunks=chunks, prompt=tokens)
     else:

@@ -209,9 +209,7 @@ def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform)
         raise NothingRan(f"{implementation.name} takes none of these cases: {reason}")
     shard, shards = parse_shard(request.shard)
     of_shard = [replace(case, weight=1 / len(supported)) for case in supported[shard - 1 :: shards]]
-    suite = request.suite or "all"
-    if request.case:
-        suite = "ad hoc"
+    suite = "ad hoc" if request.case else request.suite or "all"
     request = replace(request, per_case=request.per_case or PER_CASE)
     race = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
     return record_of(request, platform, suite, of_shard, [implementation.name], implementation.name, race)

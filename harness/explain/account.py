@@ -101,11 +101,11 @@ def account(
     """The account of a change of these ops. modelled: what the model of serving predicts of the change.
     Raises NothingRan where there is nothing to compare."""
     of = TPOT if sides.effect or steps is None else STEP
-    # Times of steps are divided by the tokens that a step gives a request, where TPOT is explained.
-    tokens = sides.accepted_before if of == TPOT else 1.0
+    # Where TPOT is explained, times of steps are divided by the tokens that a step gives a request.
+    tokens_per_step = sides.accepted_before if of == TPOT else 1.0
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
     predicted = _predicted((*sides.predictions, *modelled), of)
-    in_step = _in_step(steps, tokens)
+    in_step = _in_step(steps, tokens_per_step)
     expected = predicted or in_step
     if not (expected or observed or causes.not_in_effect(sides, log) or (ops and log.missed)):
         raise NothingRan(
@@ -116,7 +116,7 @@ def account(
     if expected and expected.unsure:
         notes.append(f"no gain was expected with certainty: {expected.shown}")
     result = Account("", of, expected, observed, (), tuple(notes))
-    found = _found(result, sides, steps, log, ops, tokens)
+    found = _found(result, sides, steps, log, ops, tokens_per_step)
     if predicted and in_step:
         found.append(_prediction(predicted, in_step))
     if result.state == NOISE and result.missing is not None and observed:
@@ -134,17 +134,19 @@ def account(
 
 
 def _found(
-    result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], tokens: float
+    result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], tokens_per_step: float
 ) -> list[Cause]:
     """The causes on which the inputs say something, seen or not, beside the prediction and noise. result: the
-    account without causes; tokens: that a step gives a request, where TPOT is explained, else 1"""
+    account without causes; tokens_per_step: see `account`"""
     of_steps = causes.step_causes(steps) if steps else ()
-    found = [cause if cause.ms is None else replace(cause, ms=cause.ms / tokens) for cause in of_steps]
+    found = [
+        cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in of_steps
+    ]
     if accept_length := _of_accept_length(sides, steps):
         found.append(accept_length)
     found += _of_sides(result, sides, steps, log, ops, found)
     if steps and result.observed and _is_comparable(sides, steps):
-        found += _beyond_steps(sides, steps, result.observed, tokens, accept_length)
+        found += _beyond_steps(sides, steps, result.observed, tokens_per_step, accept_length)
     return found
 
 
@@ -213,14 +215,14 @@ def _predicted(predictions: Sequence[Prediction], of: str) -> Saving | None:
     return Saving(ms, low, high, f"predicted of {of} ({methods[0]})")
 
 
-def _in_step(steps: Steps | None, tokens: float) -> Saving | None:
+def _in_step(steps: Steps | None, tokens_per_step: float) -> Saving | None:
     """The saving that the calls in the trace allow, with the usual error of a saving alone in a server."""
     if steps is None or steps.expected_ms is None:
         return None
-    ms, calls = steps.expected_ms / tokens, steps.changed.calls
+    ms, calls = steps.expected_ms / tokens_per_step, steps.changed.calls
     half = causes.SERVER_ERROR * abs(ms)
     if alone := steps.alone:
-        half = math.hypot(half, calls * alone.mean(lambda case: case.half_us) / 1e3 / tokens)
+        half = math.hypot(half, calls * alone.mean(lambda case: case.half_us) / 1e3 / tokens_per_step)
         times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
         text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
     else:
@@ -303,14 +305,14 @@ def _of_accept_length(sides: Sides, steps: Steps | None) -> Cause | None:
 
 
 def _beyond_steps(
-    sides: Sides, steps: Steps, observed: Saving, tokens: float, accept_length: Cause | None
+    sides: Sides, steps: Steps, observed: Saving, tokens_per_step: float, accept_length: Cause | None
 ) -> Iterator[Cause]:
     """What the steps saved and TPOT does not show, apart from the accept length: other work, or stalls."""
-    saved_ms = (steps.saved_ms or 0.0) / tokens
+    saved_ms = (steps.saved_ms or 0.0) / tokens_per_step
     lost_ms = saved_ms - observed.ms
     if accept_length:
         lost_ms -= accept_length.ms or 0.0
-    half_ms = math.hypot(steps.half_ms / tokens, (observed.high - observed.low) / 2)
+    half_ms = math.hypot(steps.half_ms / tokens_per_step, (observed.high - observed.low) / 2)
     if abs(lost_ms) <= max(half_ms, causes.SERVER_ERROR * abs(saved_ms)):
         yield Cause(STALLS, "none seen")
         yield Cause(WORK, "none seen")

@@ -127,8 +127,8 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     kept = run.samples
     columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
     if all(columns):
-        requests = list(zip(*columns, strict=True))[:: traffic.dp]  # those of one group of ranks
-        return _timed(run.client, requests, q, traffic)
+        of_group = list(zip(*columns, strict=True))[:: traffic.dp]  # requests of one group of ranks
+        return _timed(run.client, of_group, q, traffic)
     asked, totals = run.workload, run.totals
     requests = totals.completed or asked.num_prompts or 0
     isl = asked.longest_input_len or asked.input_len or (totals.input_tokens or 0) / max(requests, 1)

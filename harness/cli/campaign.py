@@ -103,7 +103,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
     """Writes decision/ENGINE.json and .html, and prints the answer, for each engine that knows the device."""
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
-    from harness.decide.worth import decided
+    from harness.decide.worth import decision_and_worth
     from kernels.engines import SPELLED, archs
 
     if not runs:
@@ -114,7 +114,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
             measured = read_measured([*map(str, runs)])
             if measured.arch not in archs(engine):
                 continue
-            decision, worth = decided(engine, measured, {}, {})
+            decision, worth = decision_and_worth(engine, measured, {}, {})
             target.parent.mkdir(exist_ok=True)
             options.write_json(f"{target}.json", facts(decision, worth))
             display.print(f"{spelled}: {answer(decision, worth)}")

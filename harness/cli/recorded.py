@@ -56,10 +56,10 @@ def report(
     decisions = []
     if engine:
         from harness.decide.measured import read_measured
-        from harness.decide.worth import decided
+        from harness.decide.worth import decision_and_worth
         from harness.page.decision import decision_section
 
-        decisions = [decision_section(*decided(engine, read_measured(runs), {}, {}))]
+        decisions = [decision_section(*decision_and_worth(engine, read_measured(runs), {}, {}))]
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     page = replace(page, sections=[*decisions, *page.sections])
     for target, as_png in ((svg, False), (png, True)):

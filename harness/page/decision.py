@@ -103,7 +103,7 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
 
 def _field_data(found: BestCase, x_size: str, y_sizes: Sequence[str]) -> dict[str, Any]:
     sizes = found.case.sizes
-    fastest, fastest_us = found.best.new.cell.impl, found.best.new_us
+    fastest, fastest_us = found.fastest.new.cell.impl, found.fastest.new_us
     lead = found.chosen.new_us / fastest_us
     beyond = f"{found.beyond.cell.impl}, {microseconds(found.beyond_us)}" if found.beyond else ""
     return {
@@ -121,7 +121,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
     total_us = sum(found.case.calls * found.chosen.us for found in decision.cases)
     rows: list[dict[str, Any]] = []
     for found in decision.cases:
-        default_us, chosen_us, fastest_us = found.chosen.us, found.chosen.new_us, found.best.new_us
+        default_us, chosen_us, fastest_us = found.chosen.us, found.chosen.new_us, found.fastest.new_us
         for part, us in ((SAVED, default_us - chosen_us), (LEFT, chosen_us - fastest_us)):
             percent = 100 * found.case.calls * us / total_us
             if abs(percent) >= 0.005:  # smaller ones would read 0.00 %

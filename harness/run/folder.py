@@ -48,7 +48,10 @@ def plan_run(request: Request, platform: Platform) -> Run:
         baseline = implementations[0].name
     else:
         variables = parse_setting(request.set).variables
-        baseline = select.choose_baseline(op, platform, request.baseline, implementations, cases, variables)
+        baseline, missing = select.choose_baseline(
+            op, platform, request.baseline, implementations, cases, variables
+        )
+        implementations += missing
     if not request.cluster:
         if (request.threads or 0) > len(ALLOWED):
             raise UsageError(f"--threads {request.threads}: this process may use {len(ALLOWED)} CPUs")

@@ -59,8 +59,9 @@ class CaseMeasurer:
         measured: list[Group] = []
         not_measured: list[Group] = []  # only for the cells of entries that cannot run
         for baseline, entries in self._compared(case, able):
-            groups, too_large, sets = self._groups(case, baseline, entries)
-            measured += [Group(case, members, sets, baseline_impl=baseline) for members in groups]
+            members_of_groups, too_large, sets = self._groups(case, baseline, entries)
+            for members in members_of_groups:
+                measured.append(Group(case, members, sets, baseline_impl=baseline))
             not_measured.append(Group(case, [*unable, *too_large], sets))
         for group in measured:
             self._measure_group(group, budget_s / len(measured), max_s / len(measured), scratch)
@@ -111,8 +112,8 @@ class CaseMeasurer:
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
     ) -> tuple[list[list[Entry]], list[Entry], Rotation]:
-        """The groups of entries, each of which memory holds at once; the entries that are too large for
-        memory; and the sets of operands that calls rotate over."""
+        """The entries of each group that memory holds at once; the entries that are too large for memory; and
+        the sets of operands that calls rotate over."""
         memory = Memory(case, self.platform, baseline, self.plan.record.cache, self.memory_share)
         ceilings = self.plan.ceilings
         sets = rotation(

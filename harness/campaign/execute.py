@@ -28,7 +28,7 @@ from harness.files import JournalFull, JsonObject
 from harness.paths import ROOT
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
-from harness.run.execute import BROKEN, RunCases
+from harness.run.execute import FAILING, RunCases
 from harness.run.plan import PLANNING, Request
 from harness.tune.race import RaceDisplay, TuneRequest, begin_race, implementations_here
 
@@ -300,7 +300,7 @@ def run_campaign(
     wall_s = time.monotonic() - began
     display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))
     statuses = {status for job in jobs for status in job.statuses}
-    if statuses & BROKEN or driver.failed:
+    if statuses & FAILING or driver.failed:
         return FAILED
     return OK if any(job.done for job in jobs) else NOTHING_RAN
 

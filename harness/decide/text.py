@@ -20,6 +20,7 @@ from harness.decide.decision import LEAST, NO_ROW, BestCase, Compared, Crossover
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
 from harness.engine import as_given
+from harness.files import finite
 from harness.paths import command
 from harness.report.fitting_table import table_of
 from harness.report.notes import printed_notes
@@ -383,20 +384,15 @@ def _compared(choice: Compared) -> dict[str, Any]:
     return {
         **_settings_of(choice.settings), "op": choice.op or None,
         "verdict": choice.verdict if choice.is_complete else None,
-        "ratio": _finite(comparison.ratio) if comparison else None,
-        "low": _finite(comparison.low) if comparison else None,
-        "high": _finite(comparison.high) if comparison else None,
-        "noise": _finite(choice.noise), "confidence": choice.confidence, "share": choice.share,
+        "ratio": finite(comparison.ratio) if comparison else None,
+        "low": finite(comparison.low) if comparison else None,
+        "high": finite(comparison.high) if comparison else None,
+        "noise": finite(choice.noise), "confidence": choice.confidence, "share": choice.share,
         "saved_us": choice.saved_us, "rows": sorted({pair.new.cell.impl for pair in choice.pairs}),
         "cases": [pair.case.text for pair in choice.pairs],
         "runs": sorted({str(pair.sheet.folder) for pair in choice.pairs}),
         "not_measured": dict(choice.missing),
     }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    """None for infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 def _worth(worth: Worth) -> dict[str, Any]:

@@ -298,7 +298,7 @@ def own_points(
             "model": run.model if has_same_layers else setting.model,
         })  # fmt: skip
         _require_calibrating(run, expected)
-        unsaid += [diff.name for diff in differences(expected, run) if diff.run == UNKNOWN]
+        unsaid += [diff.name for diff in differences(expected, run) if diff.b == UNKNOWN]
         if _range(run) is None:
             unsaid.append("range of lengths")
         if not run.value("ttft", "mean"):

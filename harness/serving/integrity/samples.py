@@ -20,7 +20,7 @@ from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
 STREAMED = {"ttft", "tpot", "itl"}
-WHOLE = 0.95  # TTFT over E2E, from which on a response came in one piece if no engine is as fast as its rest
+WHOLE = 0.95  # TTFT over E2E, from which on a response came in one piece unless an engine can be that fast
 FASTEST_FIRST_MS = 1.0  # a smaller time to first token is in another unit
 FASTEST_TOKEN_MS = 0.5  # the fastest of any server over a network known to this project
 CLOCKS = 1e-3  # relative: by which E2E and TTFT of one request may be in the wrong order
@@ -38,8 +38,8 @@ class NotMeasured(NamedTuple):
 
 
 def left_out(run: ServingRun) -> ServingRun:
-    """The run without those latencies, with a finding for each reason. If lists tell the mean TTFT of the
-    requests that were measured, it replaces the mean that counts the others."""
+    """The run without the latencies that were not measured, with a finding for each reason. If lists tell the
+    mean TTFT of the requests that were measured, it replaces the mean that counts the others."""
     samples = run.samples
     if run.totals.completed == 0:
         return run
@@ -102,9 +102,10 @@ def _by_statistics(run: ServingRun) -> NotMeasured | None:
     if ttft is None or ttft < FASTEST_FIRST_MS or not tpot or 0 < length < SEVERAL:
         return None
     end = e2e if e2e is not None else ttft + (length - 1) * tpot
-    came_at_once = ttft >= WHOLE * end
-    fastest = FASTEST_TOKEN_MS if came_at_once and length else FASTEST_STEP_MS
-    if tpot >= fastest or (e2e is not None and not came_at_once):
+    is_nearly_all = ttft >= WHOLE * end
+    if e2e is not None and not is_nearly_all:
+        return None
+    if tpot >= (FASTEST_TOKEN_MS if is_nearly_all and length else FASTEST_STEP_MS):
         return None
     share = f"{100 * ttft / e2e:.4g} % of " if e2e else ""
     finding = found("not_streamed", "suspect", "statistics", ttft=ttft, tpot=tpot, share=share)
@@ -189,18 +190,18 @@ def means(run: ServingRun) -> Iterator[Finding]:
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """A user sees tokens of a request over its time. If all requests are equally long, the mean of this is at
-    least the tokens over the mean time (Jensen's inequality)."""
+    """The throughput of a user is that of a request: its tokens over its time. If all requests have equally
+    many, the mean is at least these tokens over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = run.reported_ms("e2e"), run.mean_output_length
     if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
         expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
         least, most = 1 - MARGIN, 1 + MARGIN
+    elif e2e and length and run.has_equal_lengths:
+        expected, least = length / e2e * 1e3, 1 - MARGIN
+        most = 1 + MARGIN if run.totals.completed == 1 else 1.5
     elif e2e and length:
-        expected = length / e2e * 1e3
-        least, most = 0.5, 2.0
-        if run.has_equal_lengths:
-            least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
+        expected, least, most = length / e2e * 1e3, 0.5, 2.0
     else:
         return
     if value and expected and not least < value / expected < most:
@@ -244,8 +245,8 @@ def _in_another_order(
 
 
 def _tpots(run: ServingRun) -> list[float]:
-    """For each request with a second token, the time after its first token over the tokens after it. None for
-    guidellm and SGLang, whose requests end after their last token; they do not list all of this."""
+    """For each request with a second token, the time after its first token over the tokens after it. Empty if
+    the lists do not tell it: guidellm's and SGLang's do not, and their requests end after the last token."""
     samples = run.samples
     ends, firsts, lens = samples.e2es_ms, samples.ttfts_ms, samples.output_lens
     if not samples.itls_ms or not len(ends) == len(firsts) == len(lens):

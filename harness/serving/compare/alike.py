@@ -27,8 +27,7 @@ FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
 ORDER_OF_CHOICE = ("output", "total", "unknown", "mean", "median")
 """Kinds of tokens and statistics: of several metrics of one name the earliest here is taken."""
-UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
-"""From a unit to the factor and the unit in which quantities of its kind are compared."""
+UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}  # from a unit to a factor and the unit for comparisons
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def default_metric(a: ServingRun, b: ServingRun) -> str:
 
 
 def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
-    """The run's metric `NAME` or `NAME:WHICH` (a statistic or kind of tokens). Raises UsageError, which calls
-    the run `name`."""
+    """The metric `NAME` or `NAME:WHICH` (statistic or kind of tokens) of a run. UsageErrors call it `name`."""
     metric_name, _, which = wanted.partition(":")
     of_name = [metric for metric in run.metrics if metric.name == metric_name]
     fitting = [metric for metric in of_name if which in ("", *_kinds(metric))]
@@ -355,9 +353,7 @@ def find(name: str) -> ServingRun:
         return by_number[row]
     if not row and len(runs) == 1:
         return runs[0]
-    ids = ", ".join(run.id for run in runs[:3])
-    if len(runs) > 3:
-        ids += " ..."
+    ids = ", ".join(run.id for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     wrong = f"none is {row!r}" if row else "one is to be named"
     raise UsageError(f"{path} has {count}, and {wrong}: {ids}")

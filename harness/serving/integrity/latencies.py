@@ -161,7 +161,7 @@ def _widest(
         yield "suspect", widest, f"beside a p99 of {p99:g} ms"
     longest = run.value("e2e", "p99") or 1e3 * (run.totals.duration_s or 0.0)
     if name == "itl" and longest:
-        # A mean square is at most the mean times the largest; twice that, since p99 is not the largest.
+        # A mean square is at most the mean times the largest. It is doubled, because p99 is not the largest.
         widest = math.sqrt(2 * mean * longest)
         yield "suspect", widest, f"with mean {mean:g} ms, in requests of at most {longest:g} ms"
 

@@ -67,7 +67,6 @@ def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
     `off`: how far it and the counted rate are apart, beyond rounding."""
     tokens = _counted(run)
     for metric in run.metrics:
-        count: int | None
         if metric.name == "request_throughput":
             name, of, count = metric.name, "completed", run.totals.completed
         elif metric.name == "throughput" and metric.statistic == "total" and metric.tokens == "unknown":

@@ -95,8 +95,7 @@ def isotonic(times: Sequence[float]) -> list[float]:
 TABLES = PUBLISHED / "kernel-tables"
 _FORMAT = read_toml(Path(__file__).parent / "aiconfigurator.toml")
 FILES: Mapping[str, JsonObject] = _FORMAT["files"]
-KERNEL_WORDS: Mapping[str, str] = _FORMAT["words"]
-"""From words that tell kernels apart to the patterns by which they are recognised."""
+KERNEL_WORDS: Mapping[str, str] = _FORMAT["words"]  # from words that tell kernels apart to their patterns
 COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
 SUFFIXES = (".csv", ".txt", ".parquet")
@@ -158,15 +157,15 @@ class Tables:
         """The time in us; of absorbed attention if `prefill_is_absorbed`."""
         where: dict[str, Any] = {"num_heads": heads}
         # A prompt reads no cache, so that times with a cache of another type may be used.
-        if kv in self._values("context_mla_perf", "kv_cache_dtype"):
+        if kv in self.values("context_mla_perf", "kv_cache_dtype"):
             where["kv_cache_dtype"] = kv
         return self._us("context_mla_perf", where, batch_size=batch, isl=length)
 
     @property
     def prefill_is_absorbed(self) -> bool:
         """Whether prefill attention was timed in the absorbed form, which no engine runs."""
-        sources = self._values("context_mla_perf", "kernel_source")
-        frameworks = self._values("context_mla_perf", "framework")
+        sources = self.values("context_mla_perf", "kernel_source")
+        frameworks = self.values("context_mla_perf", "framework")
         of_sglang = {engine_name(name) for name in frameworks} == {"sglang"}
         return of_sglang and all(source in (ABSORBED, "") for source in sources)
 
@@ -178,18 +177,14 @@ class Tables:
     def all_reduce(self, elements: float, gpus: int) -> float:
         """The device time in us for bf16 elements, in a graph if the table has such times. `message_size` of
         the table counts elements: with bytes, the largest message would run at half the rate of NVLink."""
-        backends = self._values("custom_allreduce_perf", "backend")
+        backends = self.values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where: dict[str, Any] = {"num_gpus": gpus}
         if in_graphs:
             where["backend"] = in_graphs[0]
         return self._us("custom_allreduce_perf", where, message_size=elements)
 
-    def distributions(self) -> list[str]:
-        """The distributions of tokens over experts, the least skewed first: balanced, then power laws."""
-        return self._values("moe_perf", "distribution")
-
-    def _values(self, file: str, column: str) -> list[str]:
+    def values(self, file: str, column: str) -> list[str]:
         return sorted({row[column] for row in self.rows.get(file, ())})
 
     def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
@@ -229,13 +224,11 @@ def _labelled(folder: Path, rows: Mapping[str, list[Row]]) -> Tables:
     several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
-    labels: dict[str, set[tuple[str, str, str]]] = {}  # by file
+    labels: dict[str, list[tuple[str, str, str]]] = {}  # by file
     for stem, of_file in rows.items():
-        labels[stem] = {(row["device"], row["framework"], row["version"]) for row in of_file}
+        labels[stem] = sorted({(row["device"], row["framework"], row["version"]) for row in of_file})
     # Some sets of other engines have the all-reduce of TensorRT-LLM, whose labels do not count.
-    own = [
-        label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in sorted(found)
-    ]
+    own = [label for stem in labels if stem != "custom_allreduce_perf" for label in labels[stem]]
     every = sorted(set().union(*labels.values()))
     devices = {hardware_name(device) for device, _, _ in every}
     chips = {SAME_CHIP.get(name, name) for name in devices}
@@ -249,7 +242,7 @@ def _labelled(folder: Path, rows: Mapping[str, list[Row]]) -> Tables:
     notes = [
         f"{stem} in {source} is of {' '.join(label)}; the set is of {device} {engine} {version}"
         for stem, of_file in labels.items()
-        for label in sorted(of_file)
+        for label in of_file
         if (label[0], engine_name(label[1]), label[2]) != (device, engine_name(engine), version)
     ]
     return Tables(device, engine, version, source, rows, notes=tuple(notes))
@@ -455,9 +448,6 @@ class MeasuredTimes:
     source: str
     surfaces: Surfaces
 
-    def ops(self) -> list[str]:
-        return sorted({op for op, _ in self.surfaces})
-
 
 def is_run(path: str) -> bool:
     """Whether there are runs of this suite at a path."""
@@ -522,11 +512,12 @@ def peak_mla_us(sheet: JsonObject, rows: float, tokens: float, kv: str) -> float
 class AssumedTables(Tables):
     """The H200's tables, scaled to another machine. sheet, h200: its data sheet and the H200's
 
-    slower_mla, block_of_k_us: of fitted.toml; 0 for machines and engines that have none
+    fp8_factor, slower_mla, block_of_k_us: of fitted.toml; 0 for machines and engines that have none
     """
 
     sheet: JsonObject
     h200: JsonObject
+    fp8_factor: float
     slower_mla: float
     block_of_k_us: float
 
@@ -535,19 +526,15 @@ class AssumedTables(Tables):
         """Times for a machine that has a data sheet. hardware: its name there"""
         base, sheet = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
         arch = sheet["arch"]
-        token_us = 0.0
-        if arch.startswith("gfx") and engine == "sglang":
-            token_us = FITTED["token_bytes"] / sheet["tbps"] / 1e6
+        is_amd = arch.startswith("gfx")
+        token_us = FITTED["token_bytes"] / sheet["tbps"] / 1e6 if is_amd and engine == "sglang" else 0.0
         return cls(
             hardware, engine, base.version, f"assumed from {base.source} by data sheets", base.rows,
             between_us=(FITTED["between_us"].get(f"{arch} {engine}", 0.0), token_us),
-            sheet=sheet, h200=data_sheet("h200"), slower_mla=FITTED["slower_mla"].get(arch, 0.0),
+            sheet=sheet, h200=data_sheet("h200"), fp8_factor=FITTED["on_amd"] if is_amd else 0.0,
+            slower_mla=FITTED["slower_mla"].get(arch, 0.0),
             block_of_k_us=FITTED["block_of_k_us"].get(f"{arch} {engine}", 0.0),
         )  # fmt: skip
-
-    @property
-    def is_amd(self) -> bool:
-        return self.sheet["arch"].startswith("gfx")
 
     @property
     def notes_on_fits(self) -> list[str]:
@@ -561,8 +548,8 @@ class AssumedTables(Tables):
         ]
         known = [form.format(value) for value, form in of_points if value]
         lines = [f"fitted to MI325X with SGLang: {', '.join(known)}"] if known else []
-        if self.is_amd:
-            lines.append(f"fitted to AITER's own times: FP8 products x {FITTED['on_amd']:g}")
+        if self.fp8_factor:
+            lines.append(f"fitted to AITER's own times: FP8 products x {self.fp8_factor:g}")
         return lines
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
@@ -575,7 +562,7 @@ class AssumedTables(Tables):
         us = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return us
-        return max(us * FITTED["on_amd"] if self.is_amd else us, self.block_of_k_us * k / 128)
+        return max(us * (self.fp8_factor or 1.0), self.block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         weights = 3 * HIDDEN * EXPERT_WIDTH / tp  # of one expert, a byte each

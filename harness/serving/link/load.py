@@ -26,8 +26,7 @@ from harness.errors import HarnessError, UsageError
 from harness.serving.link.structure import StepLoad, Structure, Term
 
 Array = np.ndarray
-PREFILL_TOKENS = 16384
-"""Tokens of one prefill step by default: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
+PREFILL_TOKENS = 16384  # of one prefill step: SGLang's --chunked-prefill-size on GPUs of 160 GB and more
 MEMORY_SHARE = 0.82  # the share of a GPU's memory for weights and cache (SGLang's --mem-fraction-static)
 # The part of that share for absorbed weights, workspaces and buffers of collectives. With this value some of
 # 64 requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.

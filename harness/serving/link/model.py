@@ -23,8 +23,7 @@ from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 from shapes.names import unknown
 
-ENGINES = ("sglang", "vllm", "trtllm", "atom")
-"""The engines of the stored series. How other engines call the kernels is not known."""
+ENGINES = ("sglang", "vllm", "trtllm", "atom")  # of the stored series; how others call kernels is not known
 RANGE_RATIO = 0.8  # the range of lengths if nothing says it: InferenceX's
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
@@ -163,7 +162,7 @@ def _with_drafts_of_runs(system: System, runs: Sequence[ServingRun]) -> tuple[Sy
     return system, notes
 
 
-def accept_length_of(system: System) -> tuple[float, str]:
+def accept_length_of(system: System) -> tuple[float, list[str]]:
     """The accept length for predictions, and a note on it if it is a guess. Raises UsageError."""
     drafts, given = system.drafts or 0, system.accept_length
     if given is not None and not drafts:
@@ -171,7 +170,7 @@ def accept_length_of(system: System) -> tuple[float, str]:
     if given is not None and not 1 <= given <= 1 + drafts:
         raise UsageError(f"accept length {given:g}: steps with --drafts {drafts} give 1 to {1 + drafts}")
     if given is not None or not drafts:
-        return given or 1.0, ""
+        return given or 1.0, []
     if drafts not in ACCEPTED and not system.calibrate:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
@@ -180,7 +179,7 @@ def accept_length_of(system: System) -> tuple[float, str]:
     else:
         error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
         note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
-    return math.sqrt(low * high), f"accept length unknown: {note}"
+    return math.sqrt(low * high), [f"accept length unknown: {note}"]
 
 
 def accept_length_deviation(system: System, *, calibrated: bool) -> float:
@@ -208,11 +207,7 @@ def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTime
         raise UsageError(f"{why}; others need --times with AIConfigurator's tables of them")
     if engine == "trtllm" and sheet.get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
-    try:
-        parallel = Parallel(tp=system.tp, ep=system.ep)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    accept_length, accept_note = accept_length_of(system)
+    accept_length, accept_notes = accept_length_of(system)
     if tables is None:
         folder = next(kernel_times.TABLES.glob(f"{hardware}-{engine}-*"), None)
         none = Tables(hardware, engine, "", "no tables of its own", {})
@@ -221,7 +216,11 @@ def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTime
     tables = kernel_times.of_engine(tables, engine, hardware)
     assumed = kernel_times.AssumedTables.scaled_to(hardware, engine) if sheet else None
     surfaces, drafts = own.surfaces if own else None, system.drafts or 0
-    step = structure(tables, parallel, kv=system.kv, own=surfaces, assumed=assumed, drafts=drafts)
+    try:
+        parallel = Parallel(tp=system.tp, ep=system.ep)
+        step = structure(tables, parallel, kv=system.kv, own=surfaces, assumed=assumed, drafts=drafts)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     notes = _time_notes(system, tables, own, step, assumed.notes_on_fits if assumed else [])
     memory_gb = sheet.get("memory_gib", 0.0) * 2**30 / 1e9
     if memory_gb and step.weights_gb > memory_gb * MEMORY_SHARE:
@@ -229,8 +228,7 @@ def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTime
         excess = f"weights take {step.weights_gb:.1f} GB, more than {room}"
         notes.insert(0, f"this does not fit: {excess}; predicted as if it did")
         memory_gb = 0.0
-    if accept_note:
-        notes.append(accept_note)
+    notes += accept_notes
     deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
     constants = PRIOR.with_unsure_accept_length(deviation)
     system = replace(system, hardware=hardware, engine=engine)
@@ -253,7 +251,8 @@ def _time_notes(
             better = "an engine whose kernel is better is faster than this"
             notes.append(f"mla_decode takes {slow}, in {tables.source}: {better}")
     if own:
-        notes.append(f"measured in {own.source}: {', '.join(own.ops())}, where near the step's sizes")
+        ops = sorted({op for op, _ in own.surfaces})
+        notes.append(f"measured in {own.source}: {', '.join(ops)}, where near the step's sizes")
     return notes
 
 

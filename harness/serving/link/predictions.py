@@ -165,9 +165,7 @@ def outlook(link: Link, load: Load) -> Outlook:
     stall_us = sums.prefill.us_at(1.0) * stall
     decode_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.decode.terms, decode_us, strict=True)}
     stall_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.prefill.terms, stall_us, strict=True)}
-    terms = {term.name: term for term in sums.decode.terms}
-    for term in sums.prefill.terms:
-        terms.setdefault(term.name, term)
+    terms = {term.name: term for term in (*sums.prefill.terms, *sums.decode.terms)}
     beside_ms, _, _ = link.constants.tpot.mean.tolist()  # the constant `a`
     tpot_ms = served.tpot.value
     beside_share = beside_ms / accepted / tpot_ms

@@ -107,7 +107,7 @@ def structure(
     drafts: int = 0,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables. Raises MissingTable (a UsageError) that names all times which
-    the tables lack, and UsageError for a parallelism that is not modelled.
+    the tables lack, UsageError for a parallelism that is not modelled, ValueError if it does not divide R1.
 
     assumed: times that are used if the tables have none
     kv:      bfloat16 or fp8, the cache's type in the words of the tables
@@ -118,10 +118,7 @@ def structure(
         raise UsageError(
             f"ep{parallel.ep} is not modelled with tp{parallel.tp}; give ep{parallel.tp}, or none"
         )
-    try:
-        decode, prefill = _terms(tables, parallel, kv, own or {}, 1 + drafts)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    decode, prefill = _terms(tables, parallel, kv, own or {}, 1 + drafts)
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
         assumed_decode, assumed_prefill = _terms(assumed, parallel, kv, {}, 1)
@@ -159,23 +156,15 @@ def _terms(
         for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
             if calls:
                 product = _product(tables, linear, calls)
-                terms.append(_own_first(own, product, (linear.n, linear.k), _rows))
+                terms.append(_own_first(own, product, (linear.n, linear.k)))
     both_phases = _both_phases(tables, parallel, shared_is_fused, own)
     origin: Origin = "regression" if tables.prefill_is_absorbed else "table"
     attention = Term(
         "mha_prefill", layers, lambda load: plain_prefill(tables, load, heads, kv), origin=origin
     )
     decode += [*both_phases, _decode_attention(tables, heads, kv, query_tokens, own)]
-    prefill += [*both_phases, _own_first(own, attention, (heads, 0), _sequences)]
+    prefill += [*both_phases, _own_first(own, attention, (heads, 0))]
     return decode, prefill
-
-
-def _rows(load: StepLoad) -> tuple[float]:
-    return (load.tokens,)
-
-
-def _sequences(load: StepLoad) -> tuple[float, float]:
-    return (load.batch, load.context)
 
 
 def _both_phases(tables: Tables, parallel: Parallel, shared_is_fused: bool, own: Surfaces) -> list[Term]:
@@ -193,9 +182,9 @@ def _both_phases(tables: Tables, parallel: Parallel, shared_is_fused: bool, own:
     sizes = (R1.n_routed_experts, R1.num_experts_per_tok, hidden, R1.moe_intermediate_size // tp, ep)
     with_shared = (*sizes, R1.n_shared_experts if shared_is_fused else 0)
     if (experts.op, with_shared) in own:
-        terms = [_own_first(own, experts, with_shared, _rows)]
+        terms = [_own_first(own, experts, with_shared)]
     else:  # Own runs may have timed the routed experts without the shared one.
-        terms = [_own_first(own, experts, (*sizes, 0), _rows, shared_factor)]
+        terms = [_own_first(own, experts, (*sizes, 0), shared_factor)]
     if parallel.tp > 1:
         terms.append(
             Term("all_reduce", 2 * layers, lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp))
@@ -224,7 +213,7 @@ def _decode_attention(tables: Tables, heads: int, kv: str, query_tokens: int, ow
         return query_token_factor(sheet, load, heads, kv, own_query_tokens)
 
     term = Term("mla_decode", R1.num_hidden_layers, table_us)
-    return _own_first(own, term, (heads, cache, own_query_tokens), _sequences, own_factor)
+    return _own_first(own, term, (heads, cache, own_query_tokens), own_factor)
 
 
 def _with_drafts(terms: Sequence[Term], parallel: Parallel, drafts: int) -> Iterator[Term]:
@@ -292,22 +281,23 @@ def _own_first(
     own: Surfaces,
     term: Term,
     fixed: tuple[object, ...],
-    sizes: Callable[[StepLoad], tuple[float, ...]],
     scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
     """The term with the time of own runs, if they have timed it. At sizes far from theirs it keeps its own
     time, if it has one there.
 
-    fixed, sizes: those that must be equal, and those of a load between which is interpolated, as in AXES
-    scale:        factor of the time of own runs
+    fixed: the sizes that must be equal, as in AXES
+    scale: factor of the time of own runs
     """
     if (term.op, fixed) not in own:
         return term
     surface = own[term.op, fixed]
 
     def time(load: StepLoad) -> float:
-        us = surface.us_at(*sizes(load)) * scale(load)
-        if surface.covers(*sizes(load)):
+        is_attention = term.op in ("mla_decode", "mha_prefill")
+        sizes = (load.batch, load.context) if is_attention else (load.tokens,)
+        us = surface.us_at(*sizes) * scale(load)
+        if surface.covers(*sizes):
             return us
         try:
             return term.time(load)
@@ -377,7 +367,7 @@ def routed(tables: Tables, tokens: float, tp: int, ep: int) -> float:
     `balanced` distribution no two of few tokens hit the same expert, but real tokens choose independently and
     hit fewer. So the table is read at the number of balanced tokens that hit as many experts.
     """
-    distributions = tables.distributions()
+    distributions = tables.values("moe_perf", "distribution")  # the least skewed first
     if distributions and BALANCED not in distributions:
         return tables.moe(tokens, tp, ep, distributions[0])
     all_hit = R1.n_routed_experts / R1.num_experts_per_tok  # balanced tokens that hit every expert

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from harness.errors import UsageError
 from harness.files import JsonObject
@@ -125,11 +126,10 @@ class PredictedServer:
         rows = [row for row in self.rows if (row.mode, row.quantity) == (mode, quantity)]
         if not rows:
             return None
-        count = len(rows)
+        errors = [row.error for row in rows]
         widths = [(row.predicted.high - row.predicted.low) / row.predicted.value for row in rows]
-        mean = sum(abs(row.error) for row in rows) / count
-        bias = sum(row.error for row in rows) / count
-        return Errors(count, mean, bias, sum(row.inside for row in rows), sum(widths) / count)
+        covered = sum(row.inside for row in rows)
+        return Errors(len(rows), fmean(map(abs, errors)), fmean(errors), covered, fmean(widths))
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,8 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
     for name, of_server in servers.items():
         kind, system = of_server[0].kind, of_server[0].system
         if kind not in priors:
-            priors[kind] = _learnt(
-                {other: points for other, points in modelled.items() if other.kind != kind}
-            )
+            others = {series: points for series, points in modelled.items() if series.kind != kind}
+            priors[kind] = _learnt(others)
         rows = _rows({series: modelled[series] for series in of_server}, priors[kind])
         times = _model(system).structure.source
         left_out = next((series.left_out for series in of_server if series.left_out), "")

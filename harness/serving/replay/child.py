@@ -28,8 +28,7 @@ Call = Callable[[], Any]
 Bound = Mapping[str, Prepared]  # by the key of a place
 
 EPSILON = 1e-6
-WRITTEN_IN_PLACE = ("q", "kv")
-"""Live operands that glue writes straight into the layout that the bound call reads, as engines do."""
+WRITTEN_IN_PLACE = ("q", "kv")  # live operands that glue writes in the bound call's layout, as engines do
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}  # of other ops `core`
 
 
@@ -187,8 +186,7 @@ class Flow:
         return calls
 
     def _op(self, bound: Prepared) -> Call:
-        """The bound call, after a copy of those operands that it reads from a buffer to which glue does not
-        write."""
+        """The bound call, after a copy of operands for which it reads other buffers than glue writes."""
         live = bound.operands.live_tensors()
         copies = [
             (target, live[name])

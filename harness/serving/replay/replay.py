@@ -170,8 +170,8 @@ BASE, RERUN = "base", "base again"
 ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activations give 0.04
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
-Numbers = Mapping[str, float]  # by place or by arm
 Arms = dict[str, dict[str, str]]  # from name to `op` or `op:place` to implementation; BASE is among the names
+Alone = dict[str, dict[str, float]]  # by place and arm, the ms that calls of the place take alone
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,9 @@ def plans(
                 kernels.OPS[place.op].sizes(whole.sizes(place))  # for its ValueError
             arms = read_arms(whole, platform, base, swap)
             step = with_layers(whole, layers) if layers else fitted(whole, arms, platform)
-            yield ReplayPlan(step, arms, budget_s, _notes(step, whole))
+            replayed = f"{step.dense} of {dense} dense and {step.moe} of {moe} MoE layers"
+            note = f"{replayed} were replayed; `whole model` is the change times the number of swapped calls"
+            yield ReplayPlan(step, arms, budget_s, [note] if step != whole else [])
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -223,13 +225,6 @@ def _cache_and_routing(platform: Platform, case: str | None) -> dict[str, Any]:
     if len(given) > 1 or merged.keys() != sizes.keys() or not merged["page"].isdecimal():
         raise UsageError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {case!r}")
     return {**merged, "page": int(merged["page"])}
-
-
-def _notes(step: ReplayStep, whole: ReplayStep) -> list[str]:
-    if step == whole:
-        return []
-    layers = f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers"
-    return [f"{layers} were replayed; `whole model` is the change times the number of swapped calls"]
 
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
@@ -410,9 +405,9 @@ def _measured(
 
 def _alone(
     plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess
-) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """By place and arm, the ms that calls of a place take alone, in the base and in arms that swap it; and
-    notes. If a place cannot be timed there are no times, and a note says why. swapped: places of each arm"""
+) -> tuple[Alone, list[str]]:
+    """The times of the base and of arms that swap a place, and notes. If one cannot be timed there are no
+    times, and a note says why. swapped: the places of each arm"""
     by_place = {}
     for place in dict.fromkeys(place.name for place in plan.step.places()):
         arms = [BASE, *(name for name, places in swapped.items() if place in places)]
@@ -426,10 +421,9 @@ def _alone(
 
 
 def _times(
-    step: ReplayStep, name: str, difference: Numbers, rounds: Rounds, alone: Mapping[str, Numbers]
+    step: ReplayStep, name: str, difference: Mapping[str, float], rounds: Rounds, alone: Alone
 ) -> dict[str, Any]:
-    """The times of an arm that has not failed, as fields of ReplayArm. difference: of its swapped places;
-    alone: ms by place and arm"""
+    """The times of an arm that has not failed, as fields of ReplayArm. difference: of its swapped places"""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
     times["places_alone"] = {place: by_arm[name] for place, by_arm in alone.items() if name in by_arm}
     change = _timed(rounds, name, BASE)

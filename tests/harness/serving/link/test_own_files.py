@@ -105,7 +105,7 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
 
     monkeypatch.setattr("harness.results.read.load", load)
     found = read_measured_times(["a", "wrong"])
-    assert (found.device, found.source, found.ops()) == ("A", "a, wrong", ["mla_decode"])
+    assert (found.device, found.source, len(found.surfaces)) == ("A", "a, wrong", 1)
     assert found.surfaces["mla_decode", (16, "bf16", 1)].us_at(8, 100) == pytest.approx(9.0)
     for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct .* in wrong")):
         with pytest.raises(UsageError, match=says):

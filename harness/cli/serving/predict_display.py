@@ -33,7 +33,7 @@ def prediction(
     shortest = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
     lengths = f"lengths {shortest}{load.isl} in and {load.osl} out"
     if system.drafts:
-        unknown = " (not known)" if link.accept_length_deviation else ""
+        unknown = " (not known)" if link.length_deviation else ""
         speculation = f"--drafts {system.drafts}, accept length {load.accept_length:.4g}{unknown}"
         lengths = f"{speculation}; {lengths}"
     server = f"{link.gpus} x {system.hardware.upper()} with {system.engine}"

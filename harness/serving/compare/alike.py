@@ -81,7 +81,7 @@ def default_metric(a: ServingRun, b: ServingRun) -> str:
 
 
 def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
-    """The metric `NAME` or `NAME:WHICH` (statistic or kind of tokens) of a run. UsageErrors call it `name`."""
+    """The metric `NAME` or `NAME:WHICH` (statistic or kind of tokens). Raises UsageError. name: the run's"""
     metric_name, _, which = wanted.partition(":")
     of_name = [metric for metric in run.metrics if metric.name == metric_name]
     fitting = [metric for metric in of_name if which in ("", *_kinds(metric))]

@@ -185,6 +185,7 @@ class Tables:
         return self._us("custom_allreduce_perf", where, message_size=elements)
 
     def values(self, file: str, column: str) -> list[str]:
+        """The different values of a column, sorted."""
         return sorted({row[column] for row in self.rows.get(file, ())})
 
     def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:

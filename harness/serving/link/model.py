@@ -17,10 +17,11 @@ from harness.serving.link import kernel_times
 from harness.serving.link.calibration import PRIOR, T90, Constants, ModelledPoint, Point, Served
 from harness.serving.link.kernel_times import MeasuredTimes, Tables
 from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, WARM_FROM, KernelSums, Load, kernel_sums
-from harness.serving.link.structure import Structure, structure
+from harness.serving.link.structure import R1, Structure, structure
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
+from shapes.linears import linears
 from shapes.names import unknown
 
 ENGINES = ("sglang", "vllm", "trtllm", "atom")  # of the stored series; how others call kernels is not known
@@ -70,10 +71,11 @@ class System:
 class Link:
     """A model to predict with.
 
-    system:        with its hardware and engine named
-    constants:     fitted to own points, or those of other systems
-    accept_length: that of loads which say none
-    notes:         a line for each assumption
+    system:           with its hardware and engine named
+    constants:        fitted to own points, or those of other systems
+    accept_length:    that of loads which say none
+    length_deviation: that of the logarithm of the accept length
+    notes:            a line for each assumption
     """
 
     system: System
@@ -81,16 +83,12 @@ class Link:
     constants: Constants = PRIOR
     memory_gb: float | None = None
     accept_length: float = 1.0
+    length_deviation: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
         return self.structure.parallel.tp
-
-    @property
-    def accept_length_deviation(self) -> float:
-        """The deviation of the logarithm of the accept length."""
-        return accept_length_deviation(self.system, calibrated=bool(self.system.calibrate))
 
     @property
     def in_server(self) -> dict[str, float]:
@@ -207,6 +205,11 @@ def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTime
         raise UsageError(f"{why}; others need --times with AIConfigurator's tables of them")
     if engine == "trtllm" and sheet.get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
+    try:
+        parallel = Parallel(tp=system.tp, ep=system.ep)
+        linears(R1, parallel)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     accept_length, accept_notes = accept_length_of(system)
     if tables is None:
         folder = next(kernel_times.TABLES.glob(f"{hardware}-{engine}-*"), None)
@@ -216,11 +219,7 @@ def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTime
     tables = kernel_times.of_engine(tables, engine, hardware)
     assumed = kernel_times.AssumedTables.scaled_to(hardware, engine) if sheet else None
     surfaces, drafts = own.surfaces if own else None, system.drafts or 0
-    try:
-        parallel = Parallel(tp=system.tp, ep=system.ep)
-        step = structure(tables, parallel, kv=system.kv, own=surfaces, assumed=assumed, drafts=drafts)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    step = structure(tables, parallel, kv=system.kv, own=surfaces, assumed=assumed, drafts=drafts)
     notes = _time_notes(system, tables, own, step, assumed.notes_on_fits if assumed else [])
     memory_gb = sheet.get("memory_gib", 0.0) * 2**30 / 1e9
     if memory_gb and step.weights_gb > memory_gb * MEMORY_SHARE:
@@ -232,7 +231,8 @@ def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTime
     deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
     constants = PRIOR.with_unsure_accept_length(deviation)
     system = replace(system, hardware=hardware, engine=engine)
-    return Link(system, step, constants, memory_gb or None, accept_length, tuple(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys(notes))
+    return Link(system, step, constants, memory_gb or None, accept_length, deviation, tuple(notes))
 
 
 def _time_notes(
@@ -245,11 +245,10 @@ def _time_notes(
         notes += of_fits
     with contextlib.suppress(kernel_times.MissingTable):
         heads = 128 // system.tp  # of R1's 128; batch and context are usual ones
-        us, us_in_bf16 = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
-        if us > 2 * us_in_bf16:
-            slow = f"{us / us_in_bf16:.1f} times as long with an FP8 cache as with one in bf16"
-            better = "an engine whose kernel is better is faster than this"
-            notes.append(f"mla_decode takes {slow}, in {tables.source}: {better}")
+        us, bf16_us = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
+        if us > 2 * bf16_us:
+            slow = f"mla_decode takes {us / bf16_us:.1f} times as long with an FP8 cache as with one in bf16"
+            notes.append(f"{slow}, in {tables.source}: an engine whose kernel is better is faster than this")
     if own:
         ops = sorted({op for op, _ in own.surfaces})
         notes.append(f"measured in {own.source}: {', '.join(ops)}, where near the step's sizes")

@@ -240,7 +240,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
             low, high = (effect(change.model_copy(update={field: end})) for end in (change.low, change.high))
             reaches.append(np.array([low, high]) - alone)
         if change.factor is None:
-            reaches.append(reach(alone, link.accept_length_deviation))
+            reaches.append(reach(alone, link.length_deviation))
         else:
             of_factors += alone
             _, phase, terms = touched(sums, change)[0]

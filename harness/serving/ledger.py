@@ -325,15 +325,15 @@ def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
     """What differs between a run before and one after, and what `serving load` suspects of them. Raises
     UsageError if they differ in a known field of the identity, except builds of one release."""
     for field in identity.unlike(identity.of_run(before), identity.of_run(after)):
-        releases = {release[0] for value in (field.row, field.run) if (release := RELEASE.match(value))}
+        releases = {release[0] for value in (field.a, field.b) if (release := RELEASE.match(value))}
         are_builds = field.name == "version" and len(releases) <= 1
         if field.is_known and not are_builds:
             raise UsageError(
-                f"{before.id} and {after.id} differ in more than the row's change: {field.name} {field.row} "
-                f"before, {field.run} after"
+                f"{before.id} and {after.id} differ in more than the row's change: {field.name} {field.a} "
+                f"before, {field.b} after"
             )
-        if field.row or field.run:
-            yield f"{field.name}: {field.row or 'unknown'} before, {field.run or 'unknown'} after"
+        if field.a or field.b:
+            yield f"{field.name}: {field.a or 'unknown'} before, {field.b or 'unknown'} after"
     yield from (f"before against after: {line}" for line in beside(before, after))
     for finding in (*before.findings, *after.findings):
         if finding.severity == "suspect":

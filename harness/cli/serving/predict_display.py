@@ -17,7 +17,7 @@ from harness.serving.ledger import NAME, ledger_lines, read, rows
 from harness.serving.link.calibration import TPOT_CONSTANTS, TTFT_CONSTANTS, Normal, Value
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import SHOWN, Outlook, change_in_per_cent, worth
-from harness.serving.link.validation import MODES, QUANTITIES, Validated, Validation
+from harness.serving.link.validation import MODES, QUANTITIES, PredictedServer, Validation
 
 CALIBRATED_ON = dict(zip(MODES, ("no", "on two", "shortest"), strict=True))
 """The name in tables of each way to calibrate."""
@@ -33,7 +33,7 @@ def prediction(
     shortest = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
     lengths = f"lengths {shortest}{load.isl} in and {load.osl} out"
     if system.drafts:
-        unknown = " (not known)" if link.accept_length_deviation else ""
+        unknown = " (not known)" if link.length_deviation else ""
         speculation = f"--drafts {system.drafts}, accept length {load.accept_length:.4g}{unknown}"
         lengths = f"{speculation}; {lengths}"
     server = f"{link.gpus} x {system.hardware.upper()} with {system.engine}"
@@ -61,7 +61,7 @@ def as_json(
     """The predictions as JSON. changes: as the user wrote them"""
     document = {
         "hardware": link.system.hardware, "engine": link.system.engine,
-        "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.where,
+        "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.source,
         "drafts": link.system.drafts or 0,
         "constants": _constants(link.constants.tpot, TPOT_CONSTANTS)
         | _constants(link.constants.ttft, TTFT_CONSTANTS),
@@ -101,7 +101,7 @@ def _notes(link: Link, outlook: Outlook) -> Notes:
     return [
         ("model", f"TPOT = {step} + stall. A decode step is a + k times the sum of its kernels; the stall is "
          f"p times the prefills of other requests, by which those that decode wait. {constants}; a in ms"),
-        ("times", f"of kernels: {link.structure.where}"),
+        ("times", f"of kernels: {link.structure.source}"),
         ("note", f"intervals are of 90 %{published}; mean TTFT is of a run of 10 requests for each place, on "
          f"{server}"),
         *(("note", line) for line in dict.fromkeys((*link.notes, *assumptions))),
@@ -184,7 +184,7 @@ def validation(found: Validation) -> RenderableType:
     return Group(*above, table_of(of_servers), "", printed_notes(notes))
 
 
-def _errors(server: Validated) -> Iterator[dict[str, object]]:
+def _errors(server: PredictedServer) -> Iterator[dict[str, object]]:
     """A row for each way to calibrate; the first one has the server's name."""
     name = server.name
     for mode in MODES:
@@ -200,7 +200,7 @@ def _errors(server: Validated) -> Iterator[dict[str, object]]:
 
 
 def validation_json(validation: Validation) -> str:
-    def errors(server: Validated) -> dict[str, dict[str, object]]:
+    def errors(server: PredictedServer) -> dict[str, dict[str, object]]:
         """By mode and quantity."""
         tables: dict[str, dict[str, object]] = {mode: {} for mode in MODES}
         for mode, table in tables.items():

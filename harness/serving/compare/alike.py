@@ -27,8 +27,7 @@ FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
 ORDER_OF_CHOICE = ("output", "total", "unknown", "mean", "median")
 """Kinds of tokens and statistics: of several metrics of one name the earliest here is taken."""
-UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
-"""From a unit to the factor and the unit in which quantities of its kind are compared."""
+UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}  # from a unit to a factor and the unit for comparisons
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def default_metric(a: ServingRun, b: ServingRun) -> str:
 
 
 def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
-    """The run's metric `NAME` or `NAME:WHICH` (a statistic or kind of tokens). Raises UsageError."""
+    """The metric `NAME` or `NAME:WHICH` (statistic or kind of tokens). Raises UsageError. name: the run's"""
     metric_name, _, which = wanted.partition(":")
     of_name = [metric for metric in run.metrics if metric.name == metric_name]
     fitting = [metric for metric in of_name if which in ("", *_kinds(metric))]
@@ -102,7 +101,7 @@ def _place_in_choice(metric: Metric) -> int:
 
 
 def _kinds(metric: Metric) -> tuple[str, ...]:
-    """What distinguishes metrics of one name. The statistic `total` belongs to every number of tokens."""
+    """What distinguishes metrics of one name. `total` does not: each number of tokens has this statistic."""
     if metric.tokens == "none":
         return (metric.statistic,)
     return (metric.tokens,) if metric.statistic == "total" else (metric.tokens, metric.statistic)
@@ -240,15 +239,16 @@ def compare(
         assumed = FIELDS
     (side_a, side_b), reasons = normalised(a, b)
     differing = []
-    unknown = []
+    not_known = []
     for difference in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
-        values = against(difference.row, difference.run)
+        values = against(difference.a, difference.b)
+        may_differ = difference.name in despite and difference.a != difference.b
         if why := _refusal(difference, assumed, despite):
             reasons.append(Reason(difference.name, values, why))
-        elif difference.is_known or (difference.name in despite and difference.row != difference.run):
+        elif difference.is_known or may_differ:
             differing.append(f"{difference.name}: {values}")
         else:
-            unknown.append(difference)
+            not_known.append(difference)
     found = []
     for side, run in (("A", a.run), ("B", b.run)):
         for finding in run.findings:
@@ -265,7 +265,7 @@ def compare(
         a=side_a,
         b=side_b,
         differing=(*differing, *beside(a.run, b.run)),
-        uncertain=(*identity.unsaid(unknown, a.run.id, b.run.id), *_uncertain(a, b)),
+        uncertain=(*identity.unsaid(not_known, a.run.id, b.run.id), *_uncertain(a, b)),
         found=tuple(found),
         ratio=None if reasons else side_a.value / side_b.value,
     )
@@ -280,8 +280,9 @@ def _refusal(difference: Difference, assumed: Collection[str], despite: Collecti
     hint = f"; --despite '{name}' compares them" if name in SERVER else ""
     if difference.is_known:
         return field.why and field.why + hint
-    one_drafts = name == "speculative decoding" and {difference.row, difference.run} - {"none", UNKNOWN}
-    if name in assumed or not (field.needed or one_drafts):
+    # If one side speculates, the other has to say whether it does.
+    speculates = name == "speculative decoding" and {difference.a, difference.b} - {"none", UNKNOWN}
+    if name in assumed or not (field.needed or speculates):
         return ""
     if name == "engine":
         hint = "; --engine A=NAME or B=NAME tells it"
@@ -335,24 +336,24 @@ def published_runs() -> dict[str, ServingRun]:
 
 
 def find(name: str) -> ServingRun:
-    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` if it has several, or the id that
-    `serving load` gives it. If ids have no line, ROW counts from 1. Raises UsageError."""
+    """A published run by its id, or a run of a file: `FILE`, `FILE:ROW` if it has several, or the id that
+    `serving load` gives it. ROW is the line at the end of the id; if no id has one, ROW counts the runs from
+    1. Raises UsageError."""
     paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
     path = next((path for path in paths if path and archive.is_file(Path(path))), "")
     if not path:
         return _published(name)
-    runs = load(path)
-    by_row = {"": runs[0]} if len(runs) == 1 else {}
-    if not any(run.id.rpartition(":")[2].isdigit() for run in runs):
-        by_row |= {str(number): run for number, run in enumerate(runs, 1)}
-    for run in reversed(runs):  # of runs with one id the first is taken
-        by_row[run.id.removeprefix(path).lstrip(":")] = run
-    row = name.removeprefix(path).lstrip(":")
-    if row in by_row:
-        return by_row[row]
-    ids = ", ".join(run.id for run in runs[:3])
-    if len(runs) > 3:
-        ids += " ..."
+    runs, row = load(path), name.removeprefix(path).lstrip(":")
+    for run in runs:
+        if row == run.id.removeprefix(path).lstrip(":"):
+            return run
+    have_lines = any(run.id.rpartition(":")[2].isdigit() for run in runs)
+    by_number = {} if have_lines else {str(number): run for number, run in enumerate(runs, 1)}
+    if row in by_number:
+        return by_number[row]
+    if not row and len(runs) == 1:
+        return runs[0]
+    ids = ", ".join(run.id for run in runs[:3]) + (" ..." if len(runs) > 3 else "")
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     wrong = f"none is {row!r}" if row else "one is to be named"
     raise UsageError(f"{path} has {count}, and {wrong}: {ids}")

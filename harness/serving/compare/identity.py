@@ -21,7 +21,7 @@ LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates diff
 FIRST_WAVE = 10  # prompts for each place; from here on the burst at the start is a small part of a run
 NODE = 8  # GPUs of a node of the machines here
 UP_TO = "up to "  # before a length of which only the longest is known
-NO_HITS = "no hits"  # a prefix cache that may be on
+NO_HITS = "no hits"  # of a plain setting's prefix cache, which may be on or off
 SNAPSHOT = re.compile(r"-\d{4}$")  # the end of a model's name: later weights of the same layers
 TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # the version at the beginning of an image's tag
 CONVERTS = ("trtllm",)  # engines that convert a checkpoint before they serve it
@@ -84,7 +84,7 @@ def _model(run: ServingRun) -> str:
 
 
 def _precision(run: ServingRun) -> str:
-    """How weights are multiplied. The server's flags, if known, tell more than `fp8` alone."""
+    """How weights are multiplied: as reported, or, if that is `fp8` or nothing, by the server's flags."""
     reported = run.precision.partition(", ")[0].lower()  # as `FP8, FP8 cache`
     if reported not in ("", "fp8") or not (run.flags or run.environment):
         return reported or run.option("quantization")
@@ -129,10 +129,10 @@ def is_sglang(run: ServingRun) -> bool:
     return engine_name(run.engine).endswith("sglang")
 
 
-def _looks(run: ServingRun) -> str:
-    """Decode steps between two looks for new requests. Only SGLang has an option for it."""
-    is_default = run.flags or (run.engine and not is_sglang(run))
-    return run.option("scheduler-recv-interval") or ("1" if is_default else UNKNOWN)
+def _steps_between_looks(run: ServingRun) -> str:
+    """Decode steps from one look for new requests to the next. Only SGLang has an option for it."""
+    has_no_option = run.flags or (run.engine and not is_sglang(run))
+    return run.option("scheduler-recv-interval") or ("1" if has_no_option else UNKNOWN)
 
 
 def _most_in_flight(run: ServingRun) -> float | None:
@@ -281,7 +281,7 @@ FIELDS: dict[str, Field] = {
     "engine": Field(lambda run: engine_name(run.engine), needed=True),
     "version": Field(_version),
     "model": Field(lambda run: SNAPSHOT.sub("", model_name(_model(run))),
-                   "another model is another work", needed=True),
+                   why="another model is another work", needed=True),
     "precision": Field(_precision, "other products, of another accuracy", agree=_is_same_precision),
     "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
     "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
@@ -297,15 +297,15 @@ FIELDS: dict[str, Field] = {
     "prefix caching": Field(_prefix_caching, "cached prompts are not computed",
                             agree=lambda a, b: a == b or (NO_HITS in (a, b) and "hits" not in (a, b))),
     "launch of decode steps": Field(_launch),
-    "steps between looks": Field(_looks),
+    "steps between looks": Field(_steps_between_looks),
     "tokens of a prefill step": Field(lambda run: run.option("chunked-prefill-size",
                                                              "max-num-batched-tokens")),
     "mode": Field(lambda run: run.mode.replace("unknown", UNKNOWN),
-                  "a batch known from the start and requests as they come are different jobs", True),
+                  "a batch known from the start and requests as they come are different jobs", needed=True),
     "input length": Field(lambda run: _length_text(run, "input"), f"prefill's share of the time {NO_FACTOR}",
-                          True, _is_same_length),
+                          needed=True, agree=_is_same_length),
     "output length": Field(lambda run: _length_text(run, "output"), f"decode's share of the time {NO_FACTOR}",
-                           True, _is_same_length),
+                           needed=True, agree=_is_same_length),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
     "prompts for each place": Field(_prompts_for_each, agree=lambda a, b: round(float(a)) == round(float(b))
@@ -379,15 +379,15 @@ def of_setting(setting: Setting) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that is not known to be alike, with its value on both sides."""
+    """A field that is not known to be alike, with its values on both sides, `a` and `b`."""
 
     name: str
-    row: str
-    run: str
+    a: str
+    b: str
 
     @property
     def is_known(self) -> bool:
-        return UNKNOWN not in (self.row, self.run)
+        return UNKNOWN not in (self.a, self.b)
 
 
 def unlike(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
@@ -405,43 +405,41 @@ def require_names(option: str, names: Collection[str], known: Sequence[str]) -> 
 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
-    """What may keep a run from being of the setting: known differences, and what either side does not say.
+    """What may keep a run from being of the setting: known differences, and what either side does not say. In
+    each the setting is side `a`, the run side `b`.
 
     assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each
     """
-    not_needed = {*OPTIONAL, *(FIELDS if "all" in assumed else assumed)}
+    taken_alike = {*OPTIONAL, *(FIELDS if "all" in assumed else assumed)}
     of_its_run = of_run(run)
     # A setting with drafts says how many, and a run may name its drafting in any words.
     if setting.drafts and of_its_run["speculative decoding"] not in ("none", UNKNOWN):
         of_its_run["speculative decoding"] = DRAFTED.format(run.drafts or setting.drafts)
     found = []
     for difference in unlike(of_setting(setting), of_its_run):
-        is_needed = (difference.row or FIELDS[difference.name].needed) and difference.name not in not_needed
-        if difference.is_known or is_needed:
+        is_asked = bool(difference.a) or FIELDS[difference.name].needed
+        if difference.is_known or (is_asked and difference.name not in taken_alike):
             found.append(difference)
     return found
 
 
 def text(found: Collection[Difference]) -> str:
-    """The differences, then what the row or the run does not say, with the other side's value."""
-    known = [f"{field.name} {field.run}, not {field.row}" for field in found if field.is_known]
+    """A run's differences from a ledger's row (`a`), then what either does not say."""
+    known = [f"{field.name} {field.b}, not {field.a}" for field in found if field.is_known]
     return "; ".join([*known, *unsaid(found, "the row", "the run")])
 
 
-def unsaid(found: Iterable[Difference], row: str, run: str) -> list[str]:
-    """What one side or both do not say, a line for each of these three, with the other side's value. row,
-    run: what the sides are called"""
+def unsaid(found: Iterable[Difference], a: str, b: str) -> list[str]:
+    """What is not said: a line for what only one side says, with its value, and one for what neither says.
+    a, b: what the sides are called"""
     by_beginning: dict[str, list[str]] = {}
     for difference in found:
         if difference.is_known:
             continue
         field = difference.name
-        if difference.row:
-            beginning = f"{run} does not say, as the other does,"
-            field += f" ({difference.row})"
-        elif difference.run:
-            beginning = f"{row} does not say, as the other does,"
-            field += f" ({difference.run})"
+        if said := difference.a or difference.b:
+            beginning = f"{b if difference.a else a} does not say, as the other does,"
+            field += f" ({said})"
         else:
             beginning = "neither says"
         by_beginning.setdefault(beginning, []).append(field)

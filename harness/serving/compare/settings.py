@@ -27,7 +27,8 @@ def server_settings(run: ServingRun) -> dict[str, str]:
     noted = {}
     if run.client in NAMES["noted"]:
         noted = {key: value for key, value in _scalars(run).items() if key not in NAMES["own"]}
-    return _settings(values | noted, noted if run.client.endswith(".serve") else {})
+    # What a user notes as off may be on by default, so that it counts. InferenceX notes all of its settings.
+    return _settings(values | noted, also_off=noted if run.client.endswith(".serve") else ())
 
 
 def client_settings(run: ServingRun) -> dict[str, str]:
@@ -49,15 +50,15 @@ def _scalars(run: ServingRun) -> dict[str, Any]:
     return {k: v for k, v in scalars.items() if v != run.protocol}
 
 
-def _settings(values: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str, str]:
-    """The settings that are on, and those that the user noted, also if off: that may not be the default."""
+def _settings(values: Mapping[str, Any], also_off: Collection[str] = ()) -> dict[str, str]:
+    """The settings among values that are on. also_off: names of those that count if they are off, too"""
     settings = {}
     for name, value in values.items():
         text = str(value).strip()
         without_indices = re.sub(r"(\.\d+)+$", "", name)  # of a list
         last = re.split("[.:]", without_indices)[-1]
         is_model = last in NAMES["model_paths"]
-        if (name in noted or text.lower() not in OFF) and (is_model or not STATE.fullmatch(last)):
+        if (name in also_off or text.lower() not in OFF) and (is_model or not STATE.fullmatch(last)):
             text = "on" if text.lower() == "true" else text
             settings[name] = model_name(text) if is_model else text
     return settings
@@ -88,7 +89,7 @@ def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
         ("flags that differ", server_settings(a), server_settings(b)),
         ("environment that differs", _read_variables(a), _read_variables(b)),
     ]
-    # If one side has none it does not tell them, unless its client notes all.
+    # A run without any flags or variables does not tell them, unless its client always notes them.
     if not (a.client == b.client and a.client in NAMES["noted"]):
         kinds = [(kind, of_a, of_b) for kind, of_a, of_b in kinds if of_a and of_b]
     if a.client == b.client:

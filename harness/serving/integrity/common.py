@@ -19,7 +19,8 @@ LIKE = 0.02  # relative: how near a ratio must be to a factor that `hint` knows
 
 
 def rounding(*values: float) -> float:
-    """Half of the last decimal place with which any of the values was written."""
+    """Half of the finest decimal place among the values: those of one kind are written with the same places,
+    but zeros at the end are lost."""
     places = [-int(Decimal(f"{value:.12g}").as_tuple().exponent) for value in values if value]
     return 0.5 * 10.0 ** -max([0, *places])
 
@@ -58,8 +59,8 @@ def hint(run: ServingRun, ratio: float) -> str:
     known = {
         1000.0: "a thousand: s for ms, or k for one?",
         1e6: "a million: s for us?",
-        float(run.gpus or 0): "the number of GPUs: of one GPU for all?",
-        float(run.nodes or 0): "the number of nodes: of one node for all?",
+        float(run.gpus or 0): "the number of GPUs: is one of them a single GPU's?",
+        float(run.nodes or 0): "the number of nodes: is one of them a single node's?",
     }
     near = (text for factor, text in known.items() if factor > 1 and abs(larger / factor - 1) < LIKE)
     return next((f" (off by {text})" for text in near), "")

@@ -18,12 +18,13 @@ TAIL = 0.05  # of the mean E2E, after the last token: guidellm's request ends wi
 LEAST_ASKED, MOST_ASKED = 1 / 20, 1.5
 PER_REQUEST = ("ttft", "tpot", "e2e")
 ONE_A_REQUEST = (*PER_REQUEST, "normalized_time_per_output_token", "input_len", "output_len")
-UNIT = 100  # no distribution of latencies has this factor between its mean and its median
+MOST_APART = 100  # no distribution of latencies has this factor between its mean and its median
 BUNDLED = 1.5  # ITL / TPOT from which on a chunk holds several tokens
 BUNDLE = 64  # most tokens of a chunk
 HEAVY = 20  # per cent of the time of all requests, from which on one of them makes the mean
 FAR = 5  # times the mean of the others, from which on such a request is far from them
 LOOSER = 1 + MARGIN  # a factor for limits of numbers that are measured
+FEW_REQUESTS = 10  # of fewer the deviation may be computed with n or with n - 1
 FEW = 3  # the least number of requests among which one may stand out
 SKEWED = 3  # mean / median, from which on a few requests make the mean
 NEARLY = 0.85  # the least share of the deviation that a single long request makes
@@ -68,12 +69,9 @@ def order(run: ServingRun) -> Iterator[Finding]:
     for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         quantiles = {statistic: at for statistic in known if (at := quantile(statistic)) is not None}
         ranked = sorted(quantiles, key=lambda statistic: (quantiles[statistic], statistic))
-        pairs = list(pairwise(ranked))
-        if "mean" in known:
-            pairs += [("min", "mean")] if "min" in known else []
-            pairs += [("mean", "max")] if "max" in known else []
-        for low, high in pairs:
-            are_same = "mean" not in (low, high) and quantiles[low] == quantiles[high]
+        around_mean = [pair for pair in (("min", "mean"), ("mean", "max")) if known.keys() >= {*pair}]
+        for low, high in [*pairwise(ranked), *around_mean]:
+            are_same = quantiles.get(low) == quantiles.get(high)  # p50 and median
             is_above = known[low] > known[high] * (1 + 1e-9) + rounding(known[high])
             if is_above or (are_same and apart(known[high], known[low]) > EXACT):
                 values = {"low": low, "a": known[low], "high": high, "b": known[high]}
@@ -106,9 +104,9 @@ def moments(run: ServingRun) -> Iterator[Finding]:
         if mean is None:
             continue
         # Tokens of one chunk have no time between them, so that the median and the lower quartile may be 0.
-        in_bursts = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
+        in_bursts = name in WAITS or (name == "itl" and known.get("p25", mean) * MOST_APART < mean)
         is_examined = name in latencies and not in_bursts and mean > 0
-        if is_examined and median is not None and not mean / UNIT < median < mean * UNIT:
+        if is_examined and median is not None and not mean / MOST_APART < median < mean * MOST_APART:
             text = "bursts" if name == "itl" and median < mean else "far_apart"
             values = {"median": median, "mean": mean, "hint": hint(run, median / mean)}
             yield found("moments", "suspect", text, name=name, **values)
@@ -116,7 +114,7 @@ def moments(run: ServingRun) -> Iterator[Finding]:
             yield found("moments", "suspect", "above_p99", name=name, mean=mean, p99=p99)
         yield from _outside(run, name, known, mean)
         for severity, widest, beside in _widest(run, name, known, mean):
-            is_of_few = 0 < (run.totals.completed or 0) < 10
+            is_of_few = 0 < (run.totals.completed or 0) < FEW_REQUESTS
             counted_std = std / 2 if is_of_few and severity == "suspect" else std
             if counted_std > widest * LOOSER + 4 * rounding(*known.values()):
                 yield found("moments", severity, "too_wide", name=name, std=std, beside=beside)
@@ -127,7 +125,7 @@ def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float
     The largest of n values is such a quantile at 1 - 1/n (Samuelson), the smallest at 1/n."""
     std, count = known.get("std"), run.totals.completed or 0
     error = 2 * rounding(*known.values())
-    slack = error + mean * 1e-6 + (std or 0.0) * (0.5 if count < 10 else 0.0)
+    slack = error + mean * 1e-6 + (std or 0.0) * (0.5 if count < FEW_REQUESTS else 0.0)
     for statistic, value in known.items():
         at = quantile(statistic)
         if at in (0.0, 1.0) and count > 1 and name.split()[-1] in ONE_A_REQUEST:
@@ -158,11 +156,12 @@ def _widest(
     if count and name in PER_REQUEST:
         yield "suspect", mean * math.sqrt(count), f"with mean {mean:g} ms of {count} requests"
     if p99 is not None and name in PER_REQUEST and not _largest(run, name):
-        # The same for times from 0 to p99, one in a hundred of which is up to four times as long.
+        # As with Bhatia and Davis for times from 0 to p99, of which one in a hundred may be four times p99.
         widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
         yield "suspect", widest, f"beside a p99 of {p99:g} ms"
     longest = run.value("e2e", "p99") or 1e3 * (run.totals.duration_s or 0.0)
     if name == "itl" and longest:
+        # A mean square is at most the mean times the largest. It is doubled, because p99 is not the largest.
         widest = math.sqrt(2 * mean * longest)
         yield "suspect", widest, f"with mean {mean:g} ms, in requests of at most {longest:g} ms"
 
@@ -186,8 +185,9 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: from their list, as stated, or from mean, median and deviation (or p99)
-    if these are of one long request among similar ones. None if nothing tells it."""
+    """The longest time of a request: from their list, or as stated. Else the time that one request must take
+    to make this mean if all others take the median, provided that the deviation or p99 is also what that
+    request would make it. None if nothing tells it."""
     known, count = statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": run.samples.ttfts_ms, "e2e": run.samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = known.get("mean"), known.get("median"), known.get("std"), known.get("p99")
@@ -195,7 +195,7 @@ def _largest(run: ServingRun, name: str) -> float | None:
         return max(listed, default=None)
     if "max" in known or mean is None or median is None or mean < 1.5 * median:
         return known.get("max")
-    alone = median + count * (mean - median)  # the request that makes this mean if all others take the median
+    alone = median + count * (mean - median)
     if std is not None:
         return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
     place = (count - 1) * 0.99 - (count - 2)  # of numpy's p99 between the two longest, from 0 to 1
@@ -238,9 +238,8 @@ def _deviation_of_length(run: ServingRun, mean: float) -> float:
     if stated_std := run.value("output_len", "std"):
         return stated_std
     if load.range_ratio is not None and load.range_ratio <= 1 and load.output_len:
-        # If all lengths are as drawn; those of requests that stop early may be any.
         shortest = 2 * load.output_len * load.range_ratio / (1 + load.range_ratio)
-        if mean > load.output_len * (1 - MARGIN):
+        if mean > load.output_len * (1 - MARGIN):  # so that requests did not stop early
             return load.output_len - shortest
     return mean  # of an exponential distribution
 

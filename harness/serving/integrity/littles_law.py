@@ -81,9 +81,12 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
         if limit and follows > limit * (1 + mean.margin):
             values = {"limit": limit, "hint": hint(run, follows / limit)}
             yield broken(run, "concurrency_limit", mean.severity, "follows", **values, **about)
-        if _at_once(run) and follows < AT_ONCE * (1 if mean.severity == "wrong" else 1 - LOOSE):
+        least = AT_ONCE if mean.severity == "wrong" else AT_ONCE * (1 - LOOSE)
+        if _at_once(run) and follows < least:
             yield broken(run, "concurrency_floor", "suspect", "below_one", **about)
-    yield from _filled(run, mean)
+    if limit and _at_once(run) and run.mode != "offline":
+        yield from _one_wave(run, limit)
+        yield from _limit_not_reached(run, limit, mean)
     yield from _peaks(run, mean)
     if reported is None or not limit:
         return
@@ -99,13 +102,9 @@ def _at_once(run: ServingRun) -> bool:
     return not load.request_rate and bool(load.concurrency or load.request_rate == 0)
 
 
-def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
-    """A client that always has a request to send keeps as many in flight as it may, except at the end of the
-    run, which is no longer than the longest request (Graham's bound)."""
-    limit, duration, totals = run.workload.concurrency, run.totals.duration_s, run.totals
-    sent = run.workload.num_prompts or totals.completed
-    if not limit or not _at_once(run) or run.mode == "offline":
-        return
+def _one_wave(run: ServingRun, limit: float) -> Iterator[Finding]:
+    """Requests that are too few for a steady state, and a server that runs fewer than the client allows."""
+    sent = run.workload.num_prompts or run.totals.completed
     if sent and sent <= limit and (run.value("ttft", "mean") or run.value("e2e", "mean")):
         if sent < limit:
             yield found("one_wave", "suspect", "lacks", sent=sent, limit=limit)
@@ -114,9 +113,15 @@ def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
     server = run.option("max-running-requests", "max-num-seqs")
     if server.isdecimal() and int(server) < limit:
         yield found("server_limit", "note", "lower", server=int(server), limit=limit)
+
+
+def _limit_not_reached(run: ServingRun, limit: float, mean: InFlight | None) -> Iterator[Finding]:
+    """A client that always has a request to send keeps as many in flight as it may, except at the end of the
+    run, which is no longer than the longest request (Graham's bound)."""
+    duration, totals = run.totals.duration_s, run.totals
     if totals.failed:
         return
-    most, peak = min(limit, sent or limit), _peak(run)
+    most, peak = min(limit, run.workload.num_prompts or totals.completed or limit), _peak(run)
     if peak is not None and peak < most:
         average = f", {mean.follows:.4g} on average" if mean else ""
         yield broken(run, "concurrency_not_reached", "suspect", "peak", peak=peak, limit=limit, mean=average)
@@ -160,14 +165,15 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
     # The peak counts chunks in a second. They are tokens if the time between them is a token's.
     if not (peak and mean and itl and tpot and duration) or itl > tpot * A_TOKEN:
         return
-    if peak < (1 - LOOSE) * mean * duration / (math.ceil(duration) + 1):
+    seconds = math.ceil(duration) + 1  # of the clock, that the run touches at most
+    if peak < (1 - LOOSE) * mean * duration / seconds:
         yield broken(run, "peak", "suspect", "below_throughput", peak=peak, mean=mean)
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:
-    """Used if only the longest lengths are known, and no E2E. The mean length is between half of the longest
-    and all of it. So requests in flight are tokens a second times a request's time over its tokens, and input
-    over output throughput is about the ratio of the two lengths."""
+    """Used if only the longest lengths are known, and no E2E. The mean output length is then between half of
+    the longest and all of it, so that requests a second (tokens a second over this length) and requests in
+    flight lie between two values. Input over output throughput is about the ratio of the two lengths."""
     load, tpot, ttft = run.workload, run.reported_ms("tpot"), run.reported_ms("ttft")
     isl, osl, limit = load.longest_input_len, load.longest_output_len, load.concurrency
     if not osl:

@@ -20,7 +20,7 @@ from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
 STREAMED = {"ttft", "tpot", "itl"}
-WHOLE = 0.95  # TTFT over E2E, from which on a response came in one piece if no engine is as fast as its rest
+WHOLE = 0.95  # of E2E: after a larger TTFT all tokens came in one piece, unless an engine can be that fast
 FASTEST_FIRST_MS = 1.0  # a smaller time to first token is in another unit
 FASTEST_TOKEN_MS = 0.5  # the fastest of any server over a network known to this project
 CLOCKS = 1e-3  # relative: by which E2E and TTFT of one request may be in the wrong order
@@ -38,8 +38,8 @@ class NotMeasured(NamedTuple):
 
 
 def left_out(run: ServingRun) -> ServingRun:
-    """The run without those latencies, with a finding for each reason. If lists tell the mean TTFT of the
-    requests that were measured, it replaces the mean that counts the others."""
+    """The run without the latencies that were not measured, with a finding for each reason. If lists tell the
+    mean TTFT of the requests that were measured, it replaces the mean that counts the others."""
     samples = run.samples
     if run.totals.completed == 0:
         return run
@@ -63,10 +63,10 @@ def left_out(run: ServingRun) -> ServingRun:
     if "ttft" in names:
         if ttfts_ms := _measured(samples):
             how = f"mean of the {len(ttfts_ms)} requests that were measured"
-            mean_ttft = Metric(
-                name="ttft", statistic="mean", value=fmean(ttfts_ms), unit="ms", scope="request", derived=how
+            mean = fmean(ttfts_ms)
+            metrics.append(
+                Metric(name="ttft", statistic="mean", value=mean, unit="ms", scope="request", derived=how)
             )
-            metrics.append(mean_ttft)
         samples = samples.model_copy(update={"ttfts_ms": (), "itls_ms": ()})
     update = {"metrics": tuple(metrics), "samples": samples, "findings": (*run.findings, *findings)}
     return run.model_copy(update=update)
@@ -80,7 +80,7 @@ def _by_request(samples: RequestSamples) -> NotMeasured | None:
     if zero := samples.ttfts_ms.count(0.0):
         finding = found("zero", "suspect", "single_requests", zero=zero, **values)
         return NotMeasured({"ttft", "tpot"}, finding)
-    if pieces := sum(1 for time in _times_per_token(samples) if _in_one_piece(time)):
+    if pieces := sum(_in_one_piece(samples)):
         finding = found("not_streamed", "suspect", "single_requests", pieces=pieces, **values)
         return NotMeasured(STREAMED, finding)
     return None
@@ -102,41 +102,35 @@ def _by_statistics(run: ServingRun) -> NotMeasured | None:
     if ttft is None or ttft < FASTEST_FIRST_MS or not tpot or 0 < length < SEVERAL:
         return None
     end = e2e if e2e is not None else ttft + (length - 1) * tpot
-    came_at_once = ttft >= WHOLE * end
-    fastest = FASTEST_TOKEN_MS if came_at_once and length else FASTEST_STEP_MS
-    if tpot >= fastest or (e2e is not None and not came_at_once):
+    is_nearly_all = ttft >= WHOLE * end
+    if e2e is not None and not is_nearly_all:
+        return None
+    if tpot >= (FASTEST_TOKEN_MS if is_nearly_all and length else FASTEST_STEP_MS):
         return None
     share = f"{100 * ttft / e2e:.4g} % of " if e2e else ""
     finding = found("not_streamed", "suspect", "statistics", ttft=ttft, tpot=tpot, share=share)
     return NotMeasured(STREAMED, finding)
 
 
-def _times_per_token(samples: RequestSamples) -> list[float | None]:
-    """The ms of a token after the first, for each request; None if the lists do not tell it, or if the tokens
-    are few."""
+def _in_one_piece(samples: RequestSamples) -> list[bool]:
+    """For each request whether its tokens came in one piece, by the time of a token after the first; False if
+    the lists do not tell this time, or if the tokens are few."""
     lens = samples.output_lens
     after_first = [end - ttft for end, ttft in zip(samples.e2es_ms, samples.ttfts_ms, strict=False)]
     if not after_first:
         after_first = [sum(gaps) for gaps in samples.itls_ms]
-    times: list[float | None] = []
+    pieces = []
     for i, ttft in enumerate(samples.ttfts_ms):
-        is_listed = i < len(after_first) and i < len(lens)
-        if is_listed and lens[i] >= SEVERAL and after_first[i] > -CLOCKS * ttft:
-            times.append(max(after_first[i], 0.0) / (lens[i] - 1))
-        else:
-            times.append(None)
-    return times
-
-
-def _in_one_piece(time: float | None) -> bool:
-    """Whether a request's tokens came in one piece, by its time per token in ms."""
-    return time is not None and time < FASTEST_STEP_MS
+        is_told = i < len(after_first) and i < len(lens) and lens[i] >= SEVERAL
+        is_plausible = is_told and after_first[i] > -CLOCKS * ttft
+        pieces.append(is_plausible and after_first[i] / (lens[i] - 1) < FASTEST_STEP_MS)
+    return pieces
 
 
 def _measured(samples: RequestSamples) -> list[float]:
     """The TTFT of each request that was measured, in ms; empty if all were, or none was."""
-    times = zip(samples.ttfts_ms, _times_per_token(samples), strict=True)
-    measured = [ttft for ttft, time in times if ttft > 0 and not _in_one_piece(time)]
+    times = zip(samples.ttfts_ms, _in_one_piece(samples), strict=True)
+    measured = [ttft for ttft, is_one_piece in times if ttft > 0 and not is_one_piece]
     return measured if len(measured) < len(samples.ttfts_ms) else []
 
 
@@ -189,18 +183,18 @@ def means(run: ServingRun) -> Iterator[Finding]:
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """A user sees tokens of a request over its time. If all requests are equally long, the mean of this is at
-    least the tokens over the mean time (Jensen's inequality)."""
+    """The throughput of a user is that of a request: its tokens over its time. If all requests have equally
+    many, the mean is at least these tokens over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = run.reported_ms("e2e"), run.mean_output_length
     if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
         expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
         least, most = 1 - MARGIN, 1 + MARGIN
+    elif e2e and length and run.has_equal_lengths:
+        expected, least = length / e2e * 1e3, 1 - MARGIN
+        most = 1 + MARGIN if run.totals.completed == 1 else 1.5
     elif e2e and length:
-        expected = length / e2e * 1e3
-        least, most = 0.5, 2.0
-        if run.has_equal_lengths:
-            least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
+        expected, least, most = length / e2e * 1e3, 0.5, 2.0
     else:
         return
     if value and expected and not least < value / expected < most:
@@ -244,8 +238,8 @@ def _in_another_order(
 
 
 def _tpots(run: ServingRun) -> list[float]:
-    """For each request with a second token, the time after its first token over the tokens after it. None for
-    guidellm and SGLang, whose requests end after their last token; they do not list all of this."""
+    """For each request with a second token, the time after its first token over the tokens after it. Empty if
+    the lists do not tell it: guidellm's and SGLang's do not, and their requests end after the last token."""
     samples = run.samples
     ends, firsts, lens = samples.e2es_ms, samples.ttfts_ms, samples.output_lens
     if not samples.itls_ms or not len(ends) == len(firsts) == len(lens):

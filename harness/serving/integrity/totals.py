@@ -53,9 +53,8 @@ def rates(run: ServingRun) -> Iterator[Finding]:
             continue
         rate["meaning"] = hint(run, rate["value"] / rate["expected"] if rate["expected"] else 0.0)
         if rate["unit"] == "tok/s":
-            for kind, count in _counted(run).items():
-                if not count or count == rate["count"]:
-                    continue
+            other_kinds = {kind: n for kind, n in _counted(run).items() if n and n != rate["count"]}
+            for kind, count in other_kinds.items():
                 if apart(rate["value"], count / duration, duration) <= EXACT:
                     rate["meaning"] = f" (it is that of {kind} tokens)"
                     break
@@ -64,18 +63,19 @@ def rates(run: ServingRun) -> Iterator[Finding]:
 
 
 def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
-    """Each reported rate of the whole engine, the counted one, and how far they are apart beyond rounding."""
+    """Each reported rate of the whole engine with the count that it is of, as values of the text `apart`; and
+    `off`: how far it and the counted rate are apart, beyond rounding."""
     tokens = _counted(run)
     for metric in run.metrics:
-        name, of, count = metric.name, "completed", run.totals.completed
-        if metric.name == "throughput" and metric.statistic == "total":
+        if metric.name == "request_throughput":
+            name, of, count = metric.name, "completed", run.totals.completed
+        elif metric.name == "throughput" and metric.statistic == "total" and metric.tokens == "unknown":
+            near = metric.value * duration  # it is of one of the kinds: the nearest is taken
+            name, of = "unsaid throughput", "tokens"
+            count = min((n for n in tokens.values() if n), key=lambda n: abs(n - near), default=None)
+        elif metric.name == "throughput" and metric.statistic == "total":
             name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
-            if metric.tokens == "unknown":  # it is of one of the kinds: the nearest is taken
-                name = "unsaid throughput"
-                near = metric.value * duration
-                counts = [n for n in tokens.values() if n]
-                count = min(counts, key=lambda n: abs(n - near), default=None)
-        elif metric.name != "request_throughput":
+        else:
             continue
         value = run.whole_throughput(metric)
         if not metric.derived and value is not None and count is not None:
@@ -130,7 +130,7 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
 
 
 def _longest_output(load: OfferedLoad, count: int) -> float:
-    """The most that the mean length may exceed the requested one, as lengths of a range differ by chance."""
+    """By what factor the mean length may exceed the requested one, as lengths of a range differ by chance."""
     if load.range_ratio is None or load.range_ratio > 1:
         return 1 + MARGIN
     deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / (3 * count) ** 0.5
@@ -233,14 +233,14 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
     step_ms = run.reported_ms("decode_step", "median")
     prefill_ms = run.reported_ms("prefill", "total") or run.reported_ms("ttft", "max")
     prefill_s = prefill_ms / 1e3 if prefill_ms else None
-    rates = [("prefill_throughput", "total", prompt_tokens, prefill_s)]
+    rates = [("prefill_throughput", "total", prompt_tokens, prefill_s, "")]
     how = ""
     if not prefill_s and prompt_tokens and (prefill_rate := run.value("prefill_throughput")):
         prefill_s, how = prompt_tokens / prefill_rate, " (the duration less that of prefill)"
     decoding_s = duration - prefill_s if duration and prefill_s else None
-    rates.append(("decode_throughput", "total", output_tokens, decoding_s))
-    rates.append(("decode_throughput", "median", size, step_ms / 1e3 if step_ms else None))
-    for name, statistic, tokens, seconds in rates:
+    rates.append(("decode_throughput", "total", output_tokens, decoding_s, how))
+    rates.append(("decode_throughput", "median", size, step_ms / 1e3 if step_ms else None, ""))
+    for name, statistic, tokens, seconds, how in rates:
         metric = run.metric(name, statistic)
         value = run.whole_throughput(metric) if metric and not metric.derived else None
         if value is None or not tokens:

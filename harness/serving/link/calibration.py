@@ -34,7 +34,7 @@ LEARNING_ROUNDS = 60  # of `learnt`; after 30 its result moves by less than 1 %
 T90 = 1.7  # half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal
 TPOT_SCATTER, TTFT_SCATTER = 0.06, 0.25  # the assumed scatter of points about a fit, as a share
 SCATTER_POINTS = 6  # the number of residuals as which the assumed scatter counts
-FITTED_CONSTANTS = 2  # of each fit, those that count as set by the points; the prior holds the others
+FITTED_CONSTANTS = 2  # constants of a fit that the points decide; they count as degrees of freedom
 ACCEPT_SCATTER = 0.03  # what an unknown accept length adds to the scatter, because it differs between prompts
 TPOT_CONSTANTS, TTFT_CONSTANTS = ("a", "k", "p"), ("h", "q", "cold", "each")
 
@@ -78,10 +78,11 @@ class Equations:
         """The constants after these values (Bayes' rule for normal variables)."""
         if not len(self.y):
             return prior
-        x = self.x / (self.scatter * self.y)[:, None]  # and y / (scatter * y) is 1 / scatter
+        errors = self.scatter * self.y
+        x, y = self.x / errors[:, None], self.y / errors
         precision = np.linalg.inv(prior.covariance)
         covariance = np.linalg.inv(precision + x.T @ x)
-        return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
+        return Normal(covariance @ (precision @ prior.mean + x.T @ y), covariance)
 
     def scatter_about(self, constants: Normal) -> float:
         """The scatter by the residuals of a fit. The assumed scatter counts as SCATTER_POINTS residuals."""
@@ -93,7 +94,6 @@ class Equations:
 def learnt(start: Normal, systems: Mapping[str, Sequence[Equations]], start_weight: float) -> Normal:
     """The prior of a new system: the distribution of constants over systems, by expectation maximisation.
 
-    start:        the distribution from which it starts
     systems:      the equations of each server, by machine and engine; servers of one key count as one system
     start_weight: the number of systems as which the covariance of `start` counts
     """
@@ -224,8 +224,9 @@ class Constants:
         """
         if not deviation:
             return self
+        # TPOT is (a + k * decode) / accept length + p * stall: an error of the length is one of a and k.
         shift = deviation * self.tpot.mean
-        shift[TPOT_CONSTANTS.index("p")] = 0.0  # p does not depend on the accept length
+        shift[TPOT_CONSTANTS.index("p")] = 0.0
         tpot = Normal(self.tpot.mean, self.tpot.covariance + np.outer(shift, shift))
         return replace(self, tpot=tpot, tpot_scatter=math.hypot(self.tpot_scatter, ACCEPT_SCATTER))
 
@@ -236,7 +237,7 @@ class Constants:
         return Constants(tpot, ttft, of_tpot.scatter_about(tpot), of_ttft.scatter_about(ttft))
 
     def served(self, sums: KernelSums) -> Served:
-        """Raises HarnessError where the batch does not settle."""
+        """What a client would see under a load. Raises HarnessError where the batch does not settle."""
         settled = settled_features(sums, self.tpot.mean, self.ttft.mean)
         tpot = _value(self.tpot, settled.tpot, 0.0, self.tpot_scatter)
         steady = _value(self.ttft, settled.steady, settled.waiting_ms, self.ttft_scatter)

@@ -54,9 +54,9 @@ class Surface:
         return all(least / MOST_BEYOND <= size <= most * MOST_BEYOND for size, (least, most) in pairs)
 
     def us_at(self, size: float, *others: float) -> float:
-        """The time at these sizes. Below the least size it is that size's. Beyond the largest size a curve
-        grows as it does over the last factor of 1.6. A surface grows there in proportion to the size, because
-        it is more work of the same kind."""
+        """The time at these sizes. Below the least of a size it is the time at the least. Beyond the largest
+        it grows in proportion to the size, as more work of the same kind does, but over the last size as the
+        curve does over its last factor of 1.6."""
         sizes = self.sizes
         if size <= sizes[0]:
             return self._us(0, others)
@@ -95,8 +95,7 @@ def isotonic(times: Sequence[float]) -> list[float]:
 TABLES = PUBLISHED / "kernel-tables"
 _FORMAT = read_toml(Path(__file__).parent / "aiconfigurator.toml")
 FILES: Mapping[str, JsonObject] = _FORMAT["files"]
-KERNEL_WORDS: Mapping[str, str] = _FORMAT["words"]
-"""From words that tell kernels apart to the patterns by which they are recognised."""
+KERNEL_WORDS: Mapping[str, str] = _FORMAT["words"]  # from words that tell kernels apart to their patterns
 COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
 SUFFIXES = (".csv", ".txt", ".parquet")
@@ -105,11 +104,11 @@ Row = dict[str, Any]
 ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention where it was timed absorbed
 # Columns of sizes; a row in which one of them is 0 is left out.
 SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")
-SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # a set of one may have tables of the other
+SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # a set of tables of one may have files of the other
 PLAUSIBLE_TFLOPS = (3.0, 20_000.0)  # of a large product; outside of this range the unit is not milliseconds
 LAUNCH_US = 3.0
-# Kernels are left out if with JUDGED_ROWS rows they take over SLOWEST times as long as reading their weights
-# and a launch: such times are the host's (vLLM 0.24's FP8 products) or of a kernel that no engine runs (MoE).
+# Times of a kernel are left out if those of JUDGED_ROWS rows are over SLOWEST times that of a launch and of
+# reading the weights: they are the host's (vLLM 0.24's FP8 products), or no engine runs this kernel (MoE).
 JUDGED_ROWS, SLOWEST = 64, 10.0
 # Sizes of DeepSeek-R1: of its hidden state and its experts; of heads; and of absorbed attention over the
 # latent cache, of queries and keys and of values.
@@ -125,6 +124,7 @@ class MissingTable(UsageError):
 class Tables:
     """Times of one device and one engine's version.
 
+    source:     the set's name, or what else messages call it
     rows:       the rows of each file, by its stem
     notes:      a line for each file that is of another device or version
     between_us: time of a step, and time of each of its tokens, beside all kernels and the assumed glue
@@ -133,7 +133,7 @@ class Tables:
     device: str
     engine: str
     version: str
-    where: str
+    source: str
     rows: Mapping[str, list[Row]]
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     between_us: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
@@ -157,15 +157,15 @@ class Tables:
         """The time in us; of absorbed attention if `prefill_is_absorbed`."""
         where: dict[str, Any] = {"num_heads": heads}
         # A prompt reads no cache, so that times with a cache of another type may be used.
-        if kv in self._values("context_mla_perf", "kv_cache_dtype"):
+        if kv in self.values("context_mla_perf", "kv_cache_dtype"):
             where["kv_cache_dtype"] = kv
         return self._us("context_mla_perf", where, batch_size=batch, isl=length)
 
     @property
     def prefill_is_absorbed(self) -> bool:
         """Whether prefill attention was timed in the absorbed form, which no engine runs."""
-        sources = self._values("context_mla_perf", "kernel_source")
-        frameworks = self._values("context_mla_perf", "framework")
+        sources = self.values("context_mla_perf", "kernel_source")
+        frameworks = self.values("context_mla_perf", "framework")
         of_sglang = {engine_name(name) for name in frameworks} == {"sglang"}
         return of_sglang and all(source in (ABSORBED, "") for source in sources)
 
@@ -176,19 +176,16 @@ class Tables:
 
     def all_reduce(self, elements: float, gpus: int) -> float:
         """The device time in us for bf16 elements, in a graph if the table has such times. `message_size` of
-        the table counts elements: as bytes, the largest message would run at half the rate of NVLink."""
-        backends = self._values("custom_allreduce_perf", "backend")
+        the table counts elements: with bytes, the largest message would run at half the rate of NVLink."""
+        backends = self.values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where: dict[str, Any] = {"num_gpus": gpus}
         if in_graphs:
             where["backend"] = in_graphs[0]
         return self._us("custom_allreduce_perf", where, message_size=elements)
 
-    def distributions(self) -> list[str]:
-        """The distributions of tokens over experts, the least skewed first: balanced, then power laws."""
-        return self._values("moe_perf", "distribution")
-
-    def _values(self, file: str, column: str) -> list[str]:
+    def values(self, file: str, column: str) -> list[str]:
+        """The different values of a column, sorted."""
         return sorted({row[column] for row in self.rows.get(file, ())})
 
     def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
@@ -201,7 +198,7 @@ class Tables:
                     times.setdefault(tuple(row[size] for size in sizes), []).append(row["us"])
             if not times:
                 selection = " ".join(f"{column}={value}" for column, value in where.items())
-                raise MissingTable(f"no rows of {file} with {selection} in {self.where}")
+                raise MissingTable(f"no rows of {file} with {selection} in {self.source}")
             # A case that was timed more than once has the median of its times.
             self.surfaces[key] = Surface({case: statistics.median_high(us) for case, us in times.items()})
         return self.surfaces[key].us_at(*sizes.values())
@@ -218,22 +215,21 @@ def read_tables(folder: Path) -> Tables:
         with_sizes = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
         if with_sizes:
             rows[stem] = with_sizes
-    where = folder.name if folder.parent == TABLES else str(folder)
-    tables = _labelled(folder, where, rows)
+    tables = _labelled(folder, rows)
     _require_milliseconds(folder, tables)
-    return _without_implausible(tables)
+    return _without_layers(_without_slow(tables))
 
 
-def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """The tables with the label of most rows: device, framework and version. Raises UsageError for several
-    machines or engines."""
+def _labelled(folder: Path, rows: Mapping[str, list[Row]]) -> Tables:
+    """The tables with the label that most files have: device, framework and version. Raises UsageError for
+    several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
-    labels: dict[str, set[tuple[str, str, str]]] = {}  # by file
+    labels: dict[str, list[tuple[str, str, str]]] = {}  # by file
     for stem, of_file in rows.items():
-        labels[stem] = {(row["device"], row["framework"], row["version"]) for row in of_file}
+        labels[stem] = sorted({(row["device"], row["framework"], row["version"]) for row in of_file})
     # Some sets of other engines have the all-reduce of TensorRT-LLM, whose labels do not count.
-    own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
+    own = [label for stem in labels if stem != "custom_allreduce_perf" for label in labels[stem]]
     every = sorted(set().union(*labels.values()))
     devices = {hardware_name(device) for device, _, _ in every}
     chips = {SAME_CHIP.get(name, name) for name in devices}
@@ -243,13 +239,14 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     device, engine, version = statistics.mode(own or every)
     if folder.name in {version for _, _, version in own}:
         version = folder.name
+    source = folder.name if folder.parent == TABLES else str(folder)
     notes = [
-        f"{stem} in {where} is of {' '.join(label)}, the set of {device} {engine} {version}"
+        f"{stem} in {source} is of {' '.join(label)}; the set is of {device} {engine} {version}"
         for stem, of_file in labels.items()
-        for label in sorted(of_file)
+        for label in of_file
         if (label[0], engine_name(label[1]), label[2]) != (device, engine_name(engine), version)
     ]
-    return Tables(device, engine, version, where, rows, notes=tuple(notes))
+    return Tables(device, engine, version, source, rows, notes=tuple(notes))
 
 
 def _row(path: Path, line: int, raw: Mapping[str, Any], columns: Sequence[str]) -> Row:
@@ -277,24 +274,35 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
             raise UsageError(f"{folder}: {what}; latency is to be in milliseconds")
 
 
-def _without_implausible(tables: Tables) -> Tables:
-    """The tables without times that cannot be those of the kernel that they name."""
-    tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
-    engine = engine_name(tables.engine)
+def _without_slow(tables: Tables) -> Tables:
+    """The tables without FP8 products or experts that are slower than any such kernel (SLOWEST)."""
+    tbps = data_sheet(hardware_name(tables.device)).get("tbps")
+    if not tbps:
+        return tables
     rows, notes = dict(tables.rows), list(tables.notes)
-    kinds = {"gemm_perf": "FP8 products", "moe_perf": "experts"} if tbps else {}
-    for stem, kind in kinds.items():
-        slowness = [_slowness(row, tbps) for row in rows.get(stem, ())]
-        median = statistics.median_high([factor for factor in slowness if factor] or [0.0])
-        if median > SLOWEST:
-            rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
+    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")):
+        factors = [factor for row in rows.get(stem, ()) if (factor := _slowness(row, tbps))]
+        if factors and (median := statistics.median_high(factors)) > SLOWEST:
+            rows[stem] = [row for row in rows[stem] if _is_bf16(row)]
             what = f"{kind} of {JUDGED_ROWS} rows take {median:.0f} times what reading their weights takes"
-            notes.append(f"{tables.where}: {what}: left out")
-    with_products = [stem for stem in rows if engine in FILES[stem].get("of_layers", ()) and rows[stem]]
-    if with_products:
-        rows = {stem: of_file for stem, of_file in rows.items() if stem not in with_products}
-        notes.append(f"{tables.where}: {', '.join(with_products)} hold products beside attention: left out")
+            notes.append(f"{tables.source}: {what}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
+
+
+def _without_layers(tables: Tables) -> Tables:
+    """The tables without files that time attention together with the products beside it."""
+    engine = engine_name(tables.engine)
+    of_layers = [stem for stem in tables.rows if engine in FILES[stem].get("of_layers", ())]
+    if not of_layers:
+        return tables
+    rows = {stem: of_file for stem, of_file in tables.rows.items() if stem not in of_layers}
+    note = f"{tables.source}: {', '.join(of_layers)} hold products beside attention: left out"
+    return replace(tables, rows=rows, notes=(*tables.notes, note))
+
+
+def _is_bf16(row: Row) -> bool:
+    """Whether it is a GEMM in bf16, which is of no op of the suite."""
+    return row.get("gemm_dtype") == "bfloat16"
 
 
 def _slowness(row: Row, tbps: float) -> float:
@@ -318,25 +326,28 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
     TPOT 54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
     rows, notes = dict(tables.rows), list(tables.notes)
     for stem, file in FILES.items():
-        if "op" not in file or not rows.get(stem):
+        of_op = [row for row in rows.get(stem, ()) if not _is_bf16(row)]
+        if "op" not in file or not of_op:
             continue
-        op, dtype_column = file["op"], file.get("dtype")
-        of_op = [row for row in rows[stem] if not dtype_column or row[dtype_column] == "fp8_block"]
-        sources = {row["kernel_source"] for row in of_op}
+        op = file["op"]
         known = entries(engine, op, data_sheet(hardware).get("arch", "")) if engine in engines() else ()
         run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
         run_words = {word for row in run for word in kernel_words(row)}
-        if sources and not run_words:
+        if not run_words:
             notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
-        # A name without such a word may be of any kernel. It is taken only where no row names another one.
-        unfit = {name for name in sources if kernel_words(name) and not kernel_words(name) & run_words}
-        if not run_words or not unfit:
             continue
-        if not any(kernel_words(name) & run_words for name in sources):
-            unfit = sources
-        left_out = {id(row) for row in of_op if row["kernel_source"] in unfit}
-        rows[stem] = [row for row in rows[stem] if id(row) not in left_out]
-        those = f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}"
+        sources = {row["kernel_source"] for row in of_op}
+        run_sources = {name for name in sources if kernel_words(name) & run_words}
+        # A name without such a word may be of any kernel.
+        left_out = {name for name in sources - run_sources if kernel_words(name)}
+        if not left_out:
+            continue
+        if not run_sources:  # Beside other kernels alone, a name without such a word is of another one, too.
+            left_out = sources
+        kept = [row for row in rows[stem] if _is_bf16(row) or row["kernel_source"] not in left_out]
+        count = len(rows[stem]) - len(kept)
+        rows[stem] = kept
+        those = f"{count} of {len(of_op)} times of {op} are of {', '.join(sorted(left_out))}"
         notes.append(f"{those}, the engine runs {' or '.join(run)}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
 
@@ -346,19 +357,19 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
 
 def table_files(folder: Path) -> dict[str, Path]:
     """The file of each stem of FILES that the set has. Raises UsageError if it has none."""
-    homes = [folder]
-    if not folder.is_dir():
-        homes = sorted(folder.parent.parent.glob(f"*/{folder.parent.name}/{folder.name}"))
-        if not homes:
+    folders = [folder]
+    if not folder.is_dir():  # SYSTEM/ENGINE/VERSION names the folders SYSTEM/OP/ENGINE/VERSION
+        folders = sorted(folder.parent.parent.glob(f"*/{folder.parent.name}/{folder.name}"))
+        if not folders:
             raise UsageError(
                 f"no folder {folder} on disk: give that of a set of AIConfigurator's tables, which ends in "
                 "SYSTEM/ENGINE/VERSION, or of a run of this suite, with run.json and cells.jsonl"
             )
     paths: dict[str, Path] = {}
-    for home in homes:
-        paths |= _reused_files(home)
-    for home in homes:  # A file of the set itself replaces one of another version.
-        paths |= _files_in(home, FILES)
+    for each in folders:
+        paths |= _reused_files(each)
+    for each in folders:  # A file of the set itself replaces one of another version.
+        paths |= _files_in(each, FILES)
     if not paths:
         sets = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
         names = sorted({"/".join(path.parts[-3:-1]) for path in sets})
@@ -375,16 +386,16 @@ def _files_in(folder: Path, stems: Collection[str]) -> dict[str, Path]:
     return {stem: path for stem, path in paths if path.exists()}
 
 
-def _reused_files(home: Path) -> dict[str, Path]:
+def _reused_files(folder: Path) -> dict[str, Path]:
     """The files of other versions that `reuse.yaml` names."""
     try:
-        versions = REUSED_VERSION.findall((home / "reuse.yaml").read_text(encoding="utf-8"))
+        versions = REUSED_VERSION.findall((folder / "reuse.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return {}
     paths: dict[str, Path] = {}
     for stem, version in versions:
         if stem in FILES:
-            paths |= _files_in(home.parent / version, [stem])
+            paths |= _files_in(folder.parent / version, [stem])
     return paths
 
 
@@ -426,19 +437,17 @@ AXES = {
 }
 """For each op the sizes that must be equal, and those between which times are interpolated."""
 
-Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
+Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that must be equal
+Surfaces = Mapping[Key, Surface]  # over the interpolated sizes
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Times from runs of this suite on a device. surfaces: over the interpolated sizes"""
+    """Times from runs of this suite on a device. source: the runs, as messages name them"""
 
     device: str
-    where: str
-    surfaces: Mapping[Key, Surface]
-
-    def ops(self) -> list[str]:
-        return sorted({op for op, _ in self.surfaces})
+    source: str
+    surfaces: Surfaces
 
 
 def is_run(path: str) -> bool:
@@ -504,11 +513,12 @@ def peak_mla_us(sheet: JsonObject, rows: float, tokens: float, kv: str) -> float
 class AssumedTables(Tables):
     """The H200's tables, scaled to another machine. sheet, h200: its data sheet and the H200's
 
-    slower_mla, block_of_k_us: of fitted.toml; 0 for machines and engines that have none
+    fp8_factor, slower_mla, block_of_k_us: of fitted.toml; 0 for machines and engines that have none
     """
 
     sheet: JsonObject
     h200: JsonObject
+    fp8_factor: float
     slower_mla: float
     block_of_k_us: float
 
@@ -517,22 +527,19 @@ class AssumedTables(Tables):
         """Times for a machine that has a data sheet. hardware: its name there"""
         base, sheet = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
         arch = sheet["arch"]
-        moves_bytes = arch.startswith("gfx") and engine == "sglang"
-        token_us = FITTED["token_bytes"] / sheet["tbps"] / 1e6 if moves_bytes else 0.0
+        is_amd = arch.startswith("gfx")
+        token_us = FITTED["token_bytes"] / sheet["tbps"] / 1e6 if is_amd and engine == "sglang" else 0.0
         return cls(
-            hardware, engine, base.version, f"assumed from {base.where} by data sheets", base.rows,
+            hardware, engine, base.version, f"assumed from {base.source} by data sheets", base.rows,
             between_us=(FITTED["between_us"].get(f"{arch} {engine}", 0.0), token_us),
-            sheet=sheet, h200=data_sheet("h200"), slower_mla=FITTED["slower_mla"].get(arch, 0.0),
+            sheet=sheet, h200=data_sheet("h200"), fp8_factor=FITTED["on_amd"] if is_amd else 0.0,
+            slower_mla=FITTED["slower_mla"].get(arch, 0.0),
             block_of_k_us=FITTED["block_of_k_us"].get(f"{arch} {engine}", 0.0),
         )  # fmt: skip
 
     @property
-    def is_amd(self) -> bool:
-        return self.sheet["arch"].startswith("gfx")
-
-    @property
-    def fitted(self) -> list[str]:
-        """What the data sheets do not give, with what it was fitted to."""
+    def notes_on_fits(self) -> list[str]:
+        """What the data sheets do not give, with what it was fitted to; a line for each source of fits."""
         step_us, token_us = self.between_us
         of_points = [
             (self.slower_mla, "mla_decode x {:g}"),
@@ -542,8 +549,8 @@ class AssumedTables(Tables):
         ]
         known = [form.format(value) for value, form in of_points if value]
         lines = [f"fitted to MI325X with SGLang: {', '.join(known)}"] if known else []
-        if self.is_amd:
-            lines.append(f"fitted to AITER's own times: FP8 products x {FITTED['on_amd']:g}")
+        if self.fp8_factor:
+            lines.append(f"fitted to AITER's own times: FP8 products x {self.fp8_factor:g}")
         return lines
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
@@ -556,7 +563,7 @@ class AssumedTables(Tables):
         us = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return us
-        return max(us * FITTED["on_amd"] if self.is_amd else us, self.block_of_k_us * k / 128)
+        return max(us * (self.fp8_factor or 1.0), self.block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         weights = 3 * HIDDEN * EXPERT_WIDTH / tp  # of one expert, a byte each

@@ -26,8 +26,7 @@ from harness.errors import HarnessError, UsageError
 from harness.serving.link.structure import StepLoad, Structure, Term
 
 Array = np.ndarray
-PREFILL_TOKENS = 16384
-"""Tokens of one prefill step by default: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
+PREFILL_TOKENS = 16384  # of one prefill step: SGLang's --chunked-prefill-size on GPUs of 160 GB and more
 MEMORY_SHARE = 0.82  # the share of a GPU's memory for weights and cache (SGLang's --mem-fraction-static)
 # The part of that share for absorbed weights, workspaces and buffers of collectives. With this value some of
 # 64 requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
@@ -178,17 +177,15 @@ def _grid(most: float) -> Array:
 
 @dataclass(frozen=True)
 class Features:
-    """The factors of the constants, at a given TPOT and TTFT.
+    """What the constants are multiplied with, and the times that have no constant, at a given TPOT and TTFT.
 
-    tpot:     factors of the constants a, k and p: 1 and the ms of a decode step, both over the accept length,
-              and the ms of stall
-    steady:   factors of h, q, `cold` and `each` in the TTFT after the first wave, which is a client's median
-    mean:     factors of the same constants in the TTFT over the whole run
-    batch:    requests that decode together
-    queue_ms: the part of `waiting_ms` that is for memory
-
-    waiting_ms is the part of the steady TTFT that has no constant: for the end of a decode step, and for
-    memory. mean_waiting_ms is that of the TTFT over the whole run.
+    tpot:            for a, k and p: 1 and the ms of a decode step, each over the accept length; ms of stall
+    steady:          for h, q, `cold` and `each` in the TTFT after the first wave, which is a client's median
+    mean:            for the same constants in the TTFT over the whole run
+    waiting_ms:      in the steady TTFT: for the end of a decode step, and for memory
+    mean_waiting_ms: in the TTFT over the whole run
+    batch:           requests that decode together
+    queue_ms:        the part of waiting_ms that is for memory
     """
 
     tpot: Array
@@ -201,58 +198,61 @@ class Features:
 
 
 def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
-    """The factors of the constants. ttft_ms: that of the steady state"""
+    """The features at a TPOT and a steady TTFT. What this TTFT lacks of the wait for memory is `queue_ms`."""
     load = sums.load
     concurrency, waves = load.concurrency, load.waves
     accepted = load.accept_length or 1.0
     others = (concurrency - 1) / concurrency  # the share of other requests among those in flight
     tokens = load.mean_osl - 1  # after the first one, which prefill makes
-    unlimited = concurrency * tokens * tpot_ms / (ttft_ms + tokens * tpot_ms)  # the batch by Little's law
+    decoding_ms = tokens * tpot_ms  # of a request
+    # By Little's law as many requests decode as the share of decoding in a request's life says.
+    unlimited = concurrency * decoding_ms / (ttft_ms + decoding_ms)
     batch = min(unlimited, sums.capacity)
-    prompts_per_ms = batch / (tokens * tpot_ms)
+    prompts_per_ms = batch / decoding_ms
     prefill_ms = sums.prefill.ms(1)
     wave_mean_ms, wave_end_ms = _first_wave(sums)
     queue_ms = 0.0
-    if batch < unlimited:
-        queue_ms = max(concurrency / prompts_per_ms - tokens * tpot_ms - ttft_ms, 0.0)
+    if batch < unlimited:  # A request's life is concurrency / prompts_per_ms, also by Little's law.
+        queue_ms = max(concurrency / prompts_per_ms - decoding_ms - ttft_ms, 0.0)
     if load.range_ratio == 1 and batch == unlimited:
         # All requests are in step: all prompts are prefilled, then all decode. Early ones wait for the last.
         batch, stall_ms = float(concurrency), (wave_end_ms - wave_mean_ms) / tokens
-        waiting_ms, own_prefill_ms = 0.0, wave_mean_ms
+        step_wait_ms, own_prefill_ms = 0.0, wave_mean_ms
     else:
         stall_ms = batch / tokens * others * prefill_ms
-        waiting_ms = others * tpot_ms * accepted * load.recv_interval / 2
+        step_wait_ms = others * tpot_ms * accepted * load.recv_interval / 2
         # A prompt that comes while another is prefilled waits for half of that prefill.
         residual_ms = others * min(prompts_per_ms * prefill_ms, 1.0) * prefill_ms / 2
-        together = min(1 + prompts_per_ms * others * (waiting_ms + residual_ms), load.prompts_per_step)
-        own_prefill_ms = sums.prefill.ms(together) + residual_ms
+        # Prompts that come while this one waits are prefilled with it.
+        prompts = min(1 + prompts_per_ms * others * (step_wait_ms + residual_ms), load.prompts_per_step)
+        own_prefill_ms = sums.prefill.ms(prompts) + residual_ms
     steady = np.array([1.0, own_prefill_ms, 0.0, 0.0])
+    # The i-th prompt of the first wave waits for i times `each`.
     first = np.array([1.0, wave_mean_ms, sums.cold, sums.cold * (concurrency + 1) / 2])
+    waiting_ms = step_wait_ms + queue_ms
     return Features(
         tpot=np.array([1 / accepted, sums.decode.ms(batch) / accepted, stall_ms]),
         steady=steady,
         mean=(first + (waves - 1) * steady) / waves,
-        waiting_ms=waiting_ms + queue_ms,
+        waiting_ms=waiting_ms,
         # The first wave finds the memory empty, so that it waits half as long.
-        mean_waiting_ms=(waves - 1) / waves * (waiting_ms + queue_ms) + queue_ms / 2 / waves,
+        mean_waiting_ms=(waves - 1) / waves * waiting_ms + queue_ms / 2 / waves,
         batch=batch,
         queue_ms=queue_ms,
     )
 
 
-def settled_features(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
-    """The features at the TPOT and TTFT that follow from them with these constants.
-
-    tpot, ttft: the constants, [3] and [4]. Raises HarnessError if the iteration does not converge
-    """
+def settled_features(sums: KernelSums, tpot_constants: Array, ttft_constants: Array) -> Features:
+    """The features at the TPOT and TTFT that follow from them with these constants, [3] and [4]. Raises
+    HarnessError if the iteration does not converge."""
     least_ms = 0.05 * sums.decode.ms(1)  # TPOT stays above this, because `a` may be negative
-    tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least_ms)
-    ttft_ms = 0.0
+    tpot_ms = max(float(tpot_constants @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least_ms)
+    ttft_ms = 0.0  # without the wait for memory, which `features` finds
     for _ in range(MAX_ITERATIONS):
         at_these = features(sums, tpot_ms, ttft_ms)
-        new_tpot_ms = max(float(at_these.tpot @ tpot), least_ms)
-        without_queue_ms = float(at_these.steady @ ttft) + at_these.waiting_ms - at_these.queue_ms
-        new_ttft_ms = max(without_queue_ms, 0.0)
+        new_tpot_ms = max(float(at_these.tpot @ tpot_constants), least_ms)
+        step_wait_ms = at_these.waiting_ms - at_these.queue_ms
+        new_ttft_ms = max(float(at_these.steady @ ttft_constants) + step_wait_ms, 0.0)
         moved = abs(new_tpot_ms / tpot_ms - 1) + abs(new_ttft_ms - ttft_ms) / (1 + ttft_ms)
         tpot_ms, ttft_ms = (tpot_ms + new_tpot_ms) / 2, (ttft_ms + new_ttft_ms) / 2
         if moved < TOLERANCE:

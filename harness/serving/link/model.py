@@ -17,14 +17,14 @@ from harness.serving.link import kernel_times
 from harness.serving.link.calibration import PRIOR, T90, Constants, ModelledPoint, Point, Served
 from harness.serving.link.kernel_times import MeasuredTimes, Tables
 from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, WARM_FROM, KernelSums, Load, kernel_sums
-from harness.serving.link.structure import Structure, structure
+from harness.serving.link.structure import R1, Structure, structure
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
+from shapes.linears import linears
 from shapes.names import unknown
 
-ENGINES = ("sglang", "vllm", "trtllm", "atom")
-"""The engines of the stored series. How other engines call the kernels is not known."""
+ENGINES = ("sglang", "vllm", "trtllm", "atom")  # of the stored series; how others call kernels is not known
 RANGE_RATIO = 0.8  # the range of lengths if nothing says it: InferenceX's
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
@@ -71,10 +71,11 @@ class System:
 class Link:
     """A model to predict with.
 
-    system:        with its hardware and engine named
-    constants:     fitted to own points, or those of other systems
-    accept_length: that of loads which say none
-    notes:         a line for each assumption
+    system:           with its hardware and engine named
+    constants:        fitted to own points, or those of other systems
+    accept_length:    that of loads which say none
+    length_deviation: that of the logarithm of the accept length
+    notes:            a line for each assumption
     """
 
     system: System
@@ -82,16 +83,12 @@ class Link:
     constants: Constants = PRIOR
     memory_gb: float | None = None
     accept_length: float = 1.0
+    length_deviation: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
         return self.structure.parallel.tp
-
-    @property
-    def accept_length_deviation(self) -> float:
-        """The deviation of the logarithm of the accept length."""
-        return accept_length_deviation(self.system, calibrated=bool(self.system.calibrate))
 
     @property
     def in_server(self) -> dict[str, float]:
@@ -112,8 +109,9 @@ class Link:
 
     def sums(self, load: Load) -> KernelSums:
         """The kernel times of a load; it gets the accept length of this system if it says none."""
-        warm_from = 0.0 if self.system.warm else WARM_FROM.get(self.system.engine, math.inf)
-        cold = max(1 - load.mean_isl / warm_from, 0.0) if warm_from else 0.0
+        cold = 0.0 if self.system.warm else 1.0
+        if compiled_from := WARM_FROM.get(self.system.engine):
+            cold *= max(1 - load.mean_isl / compiled_from, 0.0)
         load = load if load.accept_length else replace(load, accept_length=self.accept_length)
         return kernel_sums(self.structure, load, self.memory_gb, cold)
 
@@ -132,13 +130,13 @@ def link(system: System | None = None) -> Link:
     if len(table_paths) > 1:
         raise UsageError(f"--times names more than one set of tables: {', '.join(table_paths)}; give one")
     tables = kernel_times.read_tables(Path(table_paths[0])) if table_paths else None
-    served = [run for path in system.calibrate for run in load_runs(path)]
-    system, draft_notes = _with_drafts_of_runs(system, served)
+    own_runs = [run for path in system.calibrate for run in load_runs(path)]
+    system, draft_notes = _with_drafts_of_runs(system, own_runs)
     model = uncalibrated(system, tables, kernel_times.read_measured_times(run_paths) if run_paths else None)
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
-    points, point_notes = own_points(served, model.setting, engine_given=bool(system.engine))
+    points, point_notes = own_points(own_runs, model.setting, engine_given=bool(system.engine))
     modelled = model.modelled(points)
     for modelled_point in modelled:
         require_plausible(modelled_point, model.served(modelled_point.point.load).tpot.value)
@@ -162,7 +160,7 @@ def _with_drafts_of_runs(system: System, runs: Sequence[ServingRun]) -> tuple[Sy
     return system, notes
 
 
-def accept_length_of(system: System) -> tuple[float, str]:
+def accept_length_of(system: System) -> tuple[float, list[str]]:
     """The accept length for predictions, and a note on it if it is a guess. Raises UsageError."""
     drafts, given = system.drafts or 0, system.accept_length
     if given is not None and not drafts:
@@ -170,15 +168,16 @@ def accept_length_of(system: System) -> tuple[float, str]:
     if given is not None and not 1 <= given <= 1 + drafts:
         raise UsageError(f"accept length {given:g}: steps with --drafts {drafts} give 1 to {1 + drafts}")
     if given is not None or not drafts:
-        return given or 1.0, ""
+        return given or 1.0, []
     if drafts not in ACCEPTED and not system.calibrate:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
-    error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
-    note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
     if system.calibrate:
         note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
-    return math.sqrt(low * high), f"accept length unknown: {note}"
+    else:
+        error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
+        note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
+    return math.sqrt(low * high), [f"accept length unknown: {note}"]
 
 
 def accept_length_deviation(system: System, *, calibrated: bool) -> float:
@@ -189,15 +188,16 @@ def accept_length_deviation(system: System, *, calibrated: bool) -> float:
     return UNSAID_DEVIATION if calibrated else math.log(high / low) / 2 / T90
 
 
-def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
+def uncalibrated(system: System, tables: Tables | None = None, own: MeasuredTimes | None = None) -> Link:
     """The model with the constants of other systems. Raises UsageError for a system without times.
 
-    tables, runs: times of the user's; without tables those of this project, or assumed ones
+    tables: the user's; without any, those of this project are used, or assumed ones
+    own:    times from runs of the user
     """
     hardware = hardware_name(system.hardware or (tables.device if tables else "h200"))
     engine = engine_name(system.engine or (tables.engine if tables else "sglang"))
     sheet = data_sheet(hardware)
-    if not (sheet or tables or runs):
+    if not (sheet or tables or own):
         known = [entry["name"] for entry in known_devices()]
         raise UsageError(f"{unknown('machine', system.hardware, known)}; others need --times")
     if not tables and engine.rpartition("-")[2] not in ENGINES:
@@ -207,64 +207,65 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     try:
         parallel = Parallel(tp=system.tp, ep=system.ep)
+        linears(R1, parallel)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    accept_length, accept_note = accept_length_of(system)
+    accept_length, accept_notes = accept_length_of(system)
     if tables is None:
         folder = next(kernel_times.TABLES.glob(f"{hardware}-{engine}-*"), None)
         none = Tables(hardware, engine, "", "no tables of its own", {})
         tables = kernel_times.read_tables(folder) if folder else none
-    _require_same(hardware, engine, tables, runs)
+    _require_same(hardware, engine, tables, own)
     tables = kernel_times.of_engine(tables, engine, hardware)
     assumed = kernel_times.AssumedTables.scaled_to(hardware, engine) if sheet else None
-    step = structure(
-        tables, parallel, kv=system.kv, measured_times=runs, assumed=assumed, drafts=system.drafts or 0
-    )
-    notes = _time_notes(system, tables, runs, step, assumed.fitted if assumed else [])
+    surfaces, drafts = own.surfaces if own else None, system.drafts or 0
+    step = structure(tables, parallel, kv=system.kv, own=surfaces, assumed=assumed, drafts=drafts)
+    notes = _time_notes(system, tables, own, step, assumed.notes_on_fits if assumed else [])
     memory_gb = sheet.get("memory_gib", 0.0) * 2**30 / 1e9
     if memory_gb and step.weights_gb > memory_gb * MEMORY_SHARE:
         room = f"the {MEMORY_SHARE:.0%} of each {hardware}'s {memory_gb:.1f} GB for them and the cache"
         excess = f"weights take {step.weights_gb:.1f} GB, more than {room}"
         notes.insert(0, f"this does not fit: {excess}; predicted as if it did")
         memory_gb = 0.0
-    if accept_note:
-        notes.append(accept_note)
+    notes += accept_notes
     deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
     constants = PRIOR.with_unsure_accept_length(deviation)
     system = replace(system, hardware=hardware, engine=engine)
-    return Link(system, step, constants, memory_gb or None, accept_length, tuple(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys(notes))
+    return Link(system, step, constants, memory_gb or None, accept_length, deviation, tuple(notes))
 
 
 def _time_notes(
-    system: System, tables: Tables, runs: MeasuredTimes | None, step: Structure, fitted: Sequence[str]
+    system: System, tables: Tables, own: MeasuredTimes | None, step: Structure, of_fits: Sequence[str]
 ) -> list[str]:
-    """Where the kernel times come from, a line each. fitted: what assumed times were fitted to"""
+    """Where the kernel times come from, a line each. of_fits: notes on what assumed times were fitted to"""
     notes = list(tables.notes)
     if step.assumed:
         notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(step.assumed)}")
-        notes += fitted
+        notes += of_fits
     with contextlib.suppress(kernel_times.MissingTable):
         heads = 128 // system.tp  # of R1's 128; batch and context are usual ones
-        own, in_bf16 = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
-        if own > 2 * in_bf16:
-            slow = f"mla_decode takes {own / in_bf16:.1f} times as long with an FP8 cache as with one in bf16"
-            notes.append(f"{slow}, in {tables.where}: an engine whose kernel is better is faster than this")
-    if runs:
-        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
+        us, bf16_us = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
+        if us > 2 * bf16_us:
+            slow = f"mla_decode takes {us / bf16_us:.1f} times as long with an FP8 cache as with one in bf16"
+            notes.append(f"{slow}, in {tables.source}: an engine whose kernel is better is faster than this")
+    if own:
+        ops = sorted({op for op, _ in own.surfaces})
+        notes.append(f"measured in {own.source}: {', '.join(ops)}, where near the step's sizes")
     return notes
 
 
-def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
+def _require_same(hardware: str, engine: str, tables: Tables, own: MeasuredTimes | None) -> None:
     """Raises UsageError for times of another machine or engine."""
-    for times in (tables, runs) if runs else (tables,):
+    for times in (tables, own) if own else (tables,):
         device = hardware_name(times.device)
         if device != hardware:
             raise UsageError(
-                f"times in {times.where} are of {times.device}, not {hardware}: kernels of one machine are "
+                f"times in {times.source} are of {times.device}, not {hardware}: kernels of one machine are "
                 f"not linked to serving of another; give --hardware {device}, or times of {hardware}"
             )
     if engine_name(tables.engine) != engine:
-        why = f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}"
+        why = f"times in {tables.source} are of kernels as {tables.engine} calls them, not {engine}"
         raise UsageError(f"{why}: give --engine {engine_name(tables.engine)}, or tables of {engine}")
 
 
@@ -289,12 +290,13 @@ def own_points(
     for run in runs:
         notes += [f"{run.id}: {finding.message}" for finding in run.findings if finding.severity != "note"]
         has_same_layers = SAME_LAYERS.fullmatch(model_name(run.model))
+        # The setting has no load. That of the run is expected, except that it must be a closed loop.
         expected = setting.model_copy(update={
             "workload": run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
             "model": run.model if has_same_layers else setting.model,
         })  # fmt: skip
         _require_calibrating(run, expected)
-        unsaid += [diff.name for diff in differences(expected, run) if diff.run == UNKNOWN]
+        unsaid += [diff.name for diff in differences(expected, run) if diff.b == UNKNOWN]
         if _range(run) is None:
             unsaid.append("range of lengths")
         if not run.value("ttft", "mean"):
@@ -314,7 +316,7 @@ def own_points(
 
 def _require_calibrating(run: ServingRun, expected: Setting) -> None:
     """Raises UsageError for a run that is not of the expected setting, or that is itself wrong."""
-    # Lengths are those that were served.
+    # A point takes the lengths that were served, which may differ from those that were asked for.
     unlike = [diff for diff in differences(expected, run, ["all"]) if not diff.name.endswith("length")]
     names = [diff.name for diff in unlike]
     drafts = expected.drafts or 0
@@ -347,23 +349,20 @@ def _count(run: ServingRun, option: str) -> int:
 
 def point_of(run: ServingRun) -> Point:
     """A client's run as a point. Raises UsageError if it does not say enough."""
-    known_ratio = _range(run)
+    known_ratio, asked = _range(run), run.workload
     ratio = RANGE_RATIO if known_ratio is None else known_ratio
-    asked, to_longest = run.workload, 2 / (1 + ratio)  # the longest length over the mean one
-    values = {
-        "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
-        "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
-        "concurrency": asked.concurrency, "mean TPOT": run.value("tpot", "mean"),
-        "mean TTFT": run.value("ttft", "mean"),
-    }  # fmt: skip
+    to_longest = 2 / (1 + ratio)  # the longest length over the mean one
+    isl = (length(run, "input") or 0) * to_longest or asked.longest_input_len
+    osl = (length(run, "output") or 0) * to_longest or asked.longest_output_len
+    concurrency, tpot_ms, ttft_ms = asked.concurrency, run.value("tpot", "mean"), run.value("ttft", "mean")
     flaws = [finding.message for finding in run.findings if finding.severity != "note"]
-    lacking = [name for name, value in values.items() if not value]
-    if not flaws and "mean TTFT" in lacking:
-        lacking.remove("mean TTFT")  # A point may do without it.
-    if lacking:
+    if not (isl and osl and concurrency and tpot_ms and (ttft_ms or not flaws)):
+        # A point may do without a TTFT that was not reported, but not without one that was left out as wrong.
+        said = {"input length": isl, "output length": osl, "concurrency": concurrency}
+        said |= {"mean TPOT": tpot_ms, "mean TTFT": ttft_ms or not flaws}
+        lacking = ", ".join(name for name, value in said.items() if not value)
         why = f"; {flaws[0]}" if flaws else ""
-        raise UsageError(f"{run.id} does not say its {', '.join(lacking)}: cannot calibrate{why}")
-    isl, osl, concurrency, tpot_ms, ttft_ms = (float(value or 0) for value in values.values())
+        raise UsageError(f"{run.id} does not say its {lacking}: cannot calibrate{why}")
     load = Load(
         round(isl), round(osl), concurrency=round(concurrency), range_ratio=ratio,
         prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,

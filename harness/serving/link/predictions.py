@@ -37,8 +37,8 @@ SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
-    """By phase its name, the phase, and the indices of the terms that a change touches. Raises UsageError if
-    it touches none."""
+    """The phases that a change touches: the name of each, the phase, and the indices of the touched terms.
+    Raises UsageError if it touches none."""
     phases = {"decode": sums.decode, "prefill": sums.prefill}
     if change.phase != "both":
         phases = {change.phase: phases[change.phase]}
@@ -61,9 +61,9 @@ def applied(
 
     in_server: by phase, the factor between a kernel's time in the server and alone
 
-    A saving in us is measured in the server, so it is divided by that factor. A kernel cannot save more than
-    nine tenths of its modelled time. If the saving is larger, the server was slower than the model before the
-    change, and the model is taken for the state after it.
+    A saving in us is measured in the server, so it is divided by that factor. If it is more than nine tenths
+    of the kernel's modelled time, the server was slower than the model before the change. Then `sums` are
+    taken for the state after it, and the state before is slower by the saving.
     """
     before = after = sums
     notes = []
@@ -160,14 +160,12 @@ def outlook(link: Link, load: Load) -> Outlook:
     settled = served.features
     steps_per_token, _, _ = settled.tpot.tolist()
     accepted = 1 / steps_per_token
-    prefills_per_token = served.stall_ms / max(sums.prefill.ms(1), 1e-9)  # each of one prompt
+    stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)  # of a token, in prefills of one prompt alone
     decode_us = sums.decode.us_at(settled.batch) * link.in_server["decode"]
-    stall_us = sums.prefill.us_at(1.0) * prefills_per_token
+    stall_us = sums.prefill.us_at(1.0) * stall
     decode_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.decode.terms, decode_us, strict=True)}
     stall_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.prefill.terms, stall_us, strict=True)}
-    terms = {term.name: term for term in sums.decode.terms}
-    for term in sums.prefill.terms:
-        terms.setdefault(term.name, term)
+    terms = {term.name: term for term in (*sums.prefill.terms, *sums.decode.terms)}
     beside_ms, _, _ = link.constants.tpot.mean.tolist()  # the constant `a`
     tpot_ms = served.tpot.value
     beside_share = beside_ms / accepted / tpot_ms
@@ -232,8 +230,8 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
         ratio = math.exp(T90 * deviation)
         return np.array([of_effect * (1 / ratio - 1), of_effect * (ratio - 1)])
 
-    reaches: list[Array] = []  # of each source
-    of_factors = np.zeros(len(QUANTITIES))  # the effect of all changes by a factor
+    reaches: list[Array] = []  # of each source, [2, QUANTITIES]
+    of_factors = np.zeros(len(QUANTITIES))  # the effect of the changes that are given as a factor
     for change in changes:
         alone = effect(change)
         reaches.append(reach(alone, IN_SERVER))
@@ -242,7 +240,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
             low, high = (effect(change.model_copy(update={field: end})) for end in (change.low, change.high))
             reaches.append(np.array([low, high]) - alone)
         if change.factor is None:
-            reaches.append(reach(alone, link.accept_length_deviation))
+            reaches.append(reach(alone, link.length_deviation))
         else:
             of_factors += alone
             _, phase, terms = touched(sums, change)[0]
@@ -250,7 +248,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
     k = TPOT_CONSTANTS.index("k")
     k_deviation = float(link.constants.tpot.deviation[k] / link.constants.tpot.mean[k])
     reaches.append(reach(of_factors, k_deviation))
-    below = np.minimum(np.min(reaches, axis=1), 0.0)
+    below = np.minimum(np.min(reaches, axis=1), 0.0)  # [sources, QUANTITIES]
     above = np.maximum(np.max(reaches, axis=1), 0.0)
     return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
 
@@ -268,7 +266,8 @@ def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need,
 
     before_ms = tpot_ms((), 1.0)
     needs = []
-    for sped_up in (*((op,) for op in ops), ops):
+    each = [(op,) for op in ops]
+    for sped_up in [*each, ops]:
         limit_ms, factor = tpot_ms(sped_up, INFINITE), None
         if target_ms is not None and target_ms > limit_ms:
             reached = target_ms >= before_ms

@@ -15,12 +15,13 @@ from typing import Literal
 
 from harness.errors import UsageError
 from harness.files import JsonObject
-from harness.serving.link.kernel_times import AssumedTables, MeasuredTimes, MissingTable, Tables, peak_mla_us
+from harness.serving.link.kernel_times import AssumedTables, MissingTable, Surfaces, Tables, peak_mla_us
 from harness.serving.names import data_sheet, engine_name, hardware_name
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, Linear, linears
-from shapes.models import BF16, FP8, ModelConfig, model
+from shapes.models import BF16, FP8, model
 
+R1 = model("deepseek-r1")
 # Small kernels between the timed ones, which no table has: norms of the latents, rotary embedding, cache
 # write, choice of experts, concatenations. A trace of SGLang 0.5.9 on 8xH200 has 1717 kernels a step in one
 # stream, as InferenceX's issue 863 sums it up (by a language model). Their times are assumed.
@@ -30,9 +31,10 @@ GLUE_BYTES = 200e3  # of a token in a layer: 2 residual norms (115 KB), the rest
 GLUE_GBPS = 4000.0  # of the 4800 of HBM3e
 BALANCED = "balanced"  # the tables' name of a distribution of tokens over experts
 Origin = Literal["measured", "table", "regression", "assumed"]
+"""Where a time comes from. `regression`: from a table of another form of the kernel, scaled by the work."""
 SLOWEST_OF_8 = 1.42  # the largest of 8 normal variables exceeds their mean by so many deviations
-# Some experts are chosen more often. The experts of the busiest rank take so many times what an even choice
-# takes: median of the tables at moe_ep_size 8 and 3072 to 16384 tokens, power law over balanced.
+# Some experts are chosen more often. Under expert parallelism the busiest rank takes so many times as long as
+# with an even choice: the median of power law over balanced, at moe_ep_size 8 and 3072 to 16384 tokens.
 BUSIEST = 1.2
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
@@ -80,7 +82,7 @@ class Structure:
 
     weights_gb: weights of a rank
     kv_bytes:   bytes of a token in the cache of a rank
-    where:      the tables
+    source:     the tables, as messages name them
     assumed:    ops whose times come from data sheets
     drafts:     draft tokens of a sequence that a decode step makes and verifies
     """
@@ -90,7 +92,7 @@ class Structure:
     prefill: tuple[Term, ...]
     weights_gb: float
     kv_bytes: int
-    where: str
+    source: str
     assumed: tuple[str, ...] = ()
     drafts: int = 0
 
@@ -100,97 +102,89 @@ def structure(
     parallel: Parallel,
     *,
     kv: str = "bfloat16",
-    measured_times: MeasuredTimes | None = None,
+    own: Surfaces | None = None,
     assumed: Tables | None = None,
     drafts: int = 0,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables. Raises MissingTable (a UsageError) that names all times which
-    the tables lack, and UsageError for a parallelism that is not modelled.
+    the tables lack, UsageError for a parallelism that is not modelled, ValueError if it does not divide R1.
 
-    assumed:        times that are used if the tables have none
-    kv:             bfloat16 or fp8, the cache's type in the words of the tables
-    measured_times: these are used first, if their sizes are near
-    drafts:         tokens of a sequence that the model's MTP layer drafts
+    assumed: times that are used if the tables have none
+    kv:      bfloat16 or fp8, the cache's type in the words of the tables
+    own:     times of the user's runs, which are used first if their sizes are near
+    drafts:  tokens of a sequence that the model's MTP layer drafts
     """
     if parallel.ep not in (1, parallel.tp):
         raise UsageError(
             f"ep{parallel.ep} is not modelled with tp{parallel.tp}; give ep{parallel.tp}, or none"
         )
-    config = model("deepseek-r1")
-    try:
-        products = linears(config, parallel)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    layers, heads = config.num_hidden_layers, parallel.heads(config)
-    # TensorRT-LLM and vLLM compute the shared expert as linears of its own.
-    shared_is_fused = parallel.ep == 1 and engine_name(tables.engine) not in ("trtllm", "vllm")
-    decode: list[Term] = []
-    prefill: list[Term] = []
-    for linear in products:
-        if shared_is_fused and linear.name.startswith("shared"):
-            continue
-        for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
-            if calls:
-                product = _product(tables, linear, calls)
-                terms.append(_measured_first(measured_times, product, (linear.n, linear.k), _rows))
-    both_phases = _both_phases(tables, config, parallel, shared_is_fused, measured_times)
-    decode += [*both_phases, _decode_attention(tables, layers, heads, kv, 1 + drafts, measured_times)]
-    origin: Origin = "regression" if tables.prefill_is_absorbed else "table"
-    attention = Term(
-        "mha_prefill", layers, lambda load: plain_prefill(tables, config, load, heads, kv), origin=origin
-    )
-    prefill += [*both_phases, _measured_first(measured_times, attention, (heads, 0), _sequences)]
+    decode, prefill = _terms(tables, parallel, kv, own or {}, 1 + drafts)
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
-        other = structure(assumed, parallel, kv=kv)
-        decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
+        assumed_decode, assumed_prefill = _terms(assumed, parallel, kv, {}, 1)
+        _require_all(assumed, parallel, [*assumed_decode, *assumed_prefill])
+        decode, prefill = _filled(decode, assumed_decode), _filled(prefill, assumed_prefill)
     _require_all(tables, parallel, [*decode, *prefill])
     if drafts:
-        head = next(linear for linear in products if linear.name == "lm_head")
-        decode = [*_with_drafts(decode, layers, drafts, 2 * config.hidden_size / head.n)]
-    cached_layers = layers + 1 if drafts else layers  # the MTP layer has a cache, too
-    latent = config.kv_lora_rank + config.qk_rope_head_dim  # values of a token in a layer's cache
+        decode = [*_with_drafts(decode, parallel, drafts)]
+    layers = R1.num_hidden_layers + (1 if drafts else 0)  # the MTP layer has a cache, too
+    latent = R1.kv_lora_rank + R1.qk_rope_head_dim  # values of a token in a layer's cache
     return Structure(
         parallel=parallel,
         decode=tuple(decode),
         prefill=tuple(prefill),
-        weights_gb=_weights_gb(config, parallel, has_mtp=bool(drafts)),
-        kv_bytes=cached_layers * latent * (2 if kv == "bfloat16" else 1),
-        where=f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})",
+        weights_gb=_weights_gb(parallel, has_mtp=bool(drafts)),
+        kv_bytes=layers * latent * (2 if kv == "bfloat16" else 1),
+        source=f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.source})",
         assumed=tuple(lacking),
         drafts=drafts,
     )
 
 
-def _rows(load: StepLoad) -> tuple[float]:
-    return (load.tokens,)
+def _terms(
+    tables: Tables, parallel: Parallel, kv: str, own: Surfaces, query_tokens: int
+) -> tuple[list[Term], list[Term]]:
+    """The terms of decode and of prefill. Raises ValueError if the parallelism does not divide the sizes."""
+    layers, heads = R1.num_hidden_layers, parallel.heads(R1)
+    # TensorRT-LLM and vLLM compute the shared expert as linears of its own.
+    shared_is_fused = parallel.ep == 1 and engine_name(tables.engine) not in ("trtllm", "vllm")
+    decode: list[Term] = []
+    prefill: list[Term] = []
+    for linear in linears(R1, parallel):
+        if shared_is_fused and linear.name.startswith("shared"):
+            continue
+        for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
+            if calls:
+                product = _product(tables, linear, calls)
+                terms.append(_own_first(own, product, (linear.n, linear.k)))
+    both_phases = _both_phases(tables, parallel, shared_is_fused, own)
+    origin: Origin = "regression" if tables.prefill_is_absorbed else "table"
+    attention = Term(
+        "mha_prefill", layers, lambda load: plain_prefill(tables, load, heads, kv), origin=origin
+    )
+    decode += [*both_phases, _decode_attention(tables, heads, kv, query_tokens, own)]
+    prefill += [*both_phases, _own_first(own, attention, (heads, 0))]
+    return decode, prefill
 
 
-def _sequences(load: StepLoad) -> tuple[float, float]:
-    return (load.batch, load.context)
-
-
-def _both_phases(
-    tables: Tables, config: ModelConfig, parallel: Parallel, shared_is_fused: bool, runs: MeasuredTimes | None
-) -> list[Term]:
+def _both_phases(tables: Tables, parallel: Parallel, shared_is_fused: bool, own: Surfaces) -> list[Term]:
     """The terms beside products and attention: experts, all-reduce, small kernels, time between kernels."""
-    layers, hidden = config.num_hidden_layers, config.hidden_size
+    layers, hidden = R1.num_hidden_layers, R1.hidden_size
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)  # of the experts
 
     def shared_factor(load: StepLoad) -> float:
-        return shared_expert_factor(config, load.tokens) if shared_is_fused else 1.0
+        return shared_expert_factor(load.tokens) if shared_is_fused else 1.0
 
     def experts_us(load: StepLoad) -> float:
-        return routed(tables, config, load.tokens, tp, ep) * shared_factor(load)
+        return routed(tables, load.tokens, tp, ep) * shared_factor(load)
 
-    experts = Term("fused_moe", layers - config.first_k_dense_replace, experts_us)
-    inter = config.moe_intermediate_size // tp
-    sizes = (config.n_routed_experts, config.num_experts_per_tok, hidden, inter, ep)
-    with_shared = (*sizes, config.n_shared_experts if shared_is_fused else 0)
-    if runs is not None and (experts.op, with_shared) in runs.surfaces:
-        terms = [_measured_first(runs, experts, with_shared, _rows)]
+    experts = Term("fused_moe", layers - R1.first_k_dense_replace, experts_us)
+    sizes = (R1.n_routed_experts, R1.num_experts_per_tok, hidden, R1.moe_intermediate_size // tp, ep)
+    with_shared = (*sizes, R1.n_shared_experts if shared_is_fused else 0)
+    if (experts.op, with_shared) in own:
+        terms = [_own_first(own, experts, with_shared)]
     else:  # Own runs may have timed the routed experts without the shared one.
-        terms = [_measured_first(runs, experts, (*sizes, 0), _rows, shared_factor)]
+        terms = [_own_first(own, experts, (*sizes, 0), shared_factor)]
     if parallel.tp > 1:
         terms.append(
             Term("all_reduce", 2 * layers, lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp))
@@ -204,53 +198,57 @@ def _both_phases(
     return terms
 
 
-def _decode_attention(
-    tables: Tables, layers: int, heads: int, kv: str, query_tokens: int, runs: MeasuredTimes | None
-) -> Term:
+def _decode_attention(tables: Tables, heads: int, kv: str, query_tokens: int, own: Surfaces) -> Term:
     """MLA decode. Own runs with as many query tokens are used first, or else those with one."""
+    # Only ratios of times are taken from the sheet. Without one those of the H200 are near enough.
     sheet = data_sheet(hardware_name(tables.device)) or data_sheet("h200")
     cache = "bf16" if kv == "bfloat16" else kv  # the name of the dtype in own runs
-    has_own = runs is not None and ("mla_decode", (heads, cache, query_tokens)) in runs.surfaces
-    timed = query_tokens if has_own else 1
+    own_query_tokens = query_tokens if ("mla_decode", (heads, cache, query_tokens)) in own else 1
 
     def table_us(load: StepLoad) -> float:
         us = tables.mla_decode(load.batch, load.context, heads, kv)
         return us * query_token_factor(sheet, load, heads, kv)
 
-    def run_factor(load: StepLoad) -> float:
-        return query_token_factor(sheet, load, heads, kv, timed)
+    def own_factor(load: StepLoad) -> float:
+        return query_token_factor(sheet, load, heads, kv, own_query_tokens)
 
-    sizes = (heads, cache, timed)
-    return _measured_first(runs, Term("mla_decode", layers, table_us), sizes, _sequences, run_factor)
+    term = Term("mla_decode", R1.num_hidden_layers, table_us)
+    return _own_first(own, term, (heads, cache, own_query_tokens), own_factor)
 
 
-def _with_drafts(terms: Sequence[Term], layers: int, drafts: int, joining: float) -> Iterator[Term]:
-    """The terms, with the calls of the MTP layer's passes; times are the mean over all calls.
+def _with_drafts(terms: Sequence[Term], parallel: Parallel, drafts: int) -> Iterator[Term]:
+    """The terms of a decode step with the calls of the MTP layer. A term's time is the mean over its calls.
 
     A step of SGLang (eagle_worker_v2.py) and of vLLM (llm_base_proposer.py) verifies 1 + drafts tokens. It
     passes as many through the MTP layer for the first draft, then one token for each further draft.
-
-    joining: weights of the layer's product that joins hidden state and embedding, over those of lm_head
     """
+    lm_head = next(linear for linear in linears(R1, parallel) if linear.name == "lm_head")
+    # The layer's product that joins hidden state and embedding is in no table. It takes the time of lm_head,
+    # scaled by the weights: [hidden, 2 hidden] over [n, hidden].
+    joining = 2 * R1.hidden_size / lm_head.n
 
-    def passes_us(term: Term, load: StepLoad, first_of_all: bool) -> float:
-        """All passes. first_of_all: whether the first pass computes all tokens; otherwise it computes one"""
-        one_token = replace(load, tokens=load.batch, query_tokens=1)
-        return term.time(load if first_of_all else one_token) + (drafts - 1) * term.time(one_token)
+    def of_one_token(load: StepLoad) -> StepLoad:
+        return replace(load, tokens=load.batch, query_tokens=1)
 
-    def mean_us(term: Term, calls: int, load: StepLoad) -> float:
-        us = term.calls * term.time(load) + calls * passes_us(term, load, term.part != "lm_head")
-        return us / (term.calls + calls * drafts)
+    def further_us(term: Term, load: StepLoad) -> float:
+        """A call in each pass after the first."""
+        return (drafts - 1) * term.time(of_one_token(load))
+
+    def mean_us(term: Term, calls_of_pass: int, load: StepLoad) -> float:
+        first = of_one_token(load) if term.part == "lm_head" else load
+        passes_us = calls_of_pass * (term.time(first) + further_us(term, load))
+        return (term.calls * term.time(load) + passes_us) / (term.calls + calls_of_pass * drafts)
 
     def joining_us(head: Term, load: StepLoad) -> float:
-        return joining * passes_us(head, load, True) / drafts
+        return joining * (head.time(load) + further_us(head, load)) / drafts
 
     for term in terms:
-        is_head = term.part == "lm_head"  # which computes one token in each pass
-        calls = 1 if is_head else round(term.calls / layers)  # in one pass
+        is_head = term.part == "lm_head"  # it computes one token of a sequence in each pass
+        # Terms of the dense layers and of the host are not in the MTP layer.
+        calls = 1 if is_head else round(term.calls / R1.num_hidden_layers)
         mean = functools.partial(mean_us, term, calls) if calls else term.time
         yield replace(term, calls=term.calls + calls * drafts, time=mean)
-        if is_head:  # No table has the joining product. Its time is that of lm_head, scaled by the weights.
+        if is_head:
             yield replace(term, part="eh_proj", calls=drafts, time=functools.partial(joining_us, term))
 
 
@@ -279,21 +277,27 @@ def _product(tables: Tables, linear: Linear, calls: int) -> Term:
     return Term(op, calls, gemm_us, part)
 
 
-def _measured_first(
-    runs: MeasuredTimes | None,
+def _own_first(
+    own: Surfaces,
     term: Term,
-    key: tuple[object, ...],
-    sizes: Callable[[StepLoad], tuple[float, ...]],
+    fixed: tuple[object, ...],
     scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
-    """The term with scaled times from own runs, if their sizes are near or the tables have none."""
-    if runs is None or (term.op, key) not in runs.surfaces:
+    """The term with the time of own runs, if they have timed it. At sizes far from theirs it keeps its own
+    time, if it has one there.
+
+    fixed: the sizes that must be equal, as in AXES
+    scale: factor of the time of own runs
+    """
+    if (term.op, fixed) not in own:
         return term
-    surface = runs.surfaces[term.op, key]
+    surface = own[term.op, fixed]
 
     def time(load: StepLoad) -> float:
-        us = surface.us_at(*sizes(load)) * scale(load)
-        if surface.covers(*sizes(load)):
+        is_attention = term.op in ("mla_decode", "mha_prefill")
+        sizes = (load.batch, load.context) if is_attention else (load.tokens,)
+        us = surface.us_at(*sizes) * scale(load)
+        if surface.covers(*sizes):
             return us
         try:
             return term.time(load)
@@ -305,7 +309,7 @@ def _measured_first(
 
 def _is_missing(term: Term) -> bool:
     try:
-        term.time(StepLoad(8, 8, 1024))
+        term.time(StepLoad(8, 8, 1024))  # tables that have a time have it at any load
     except MissingTable:
         return True
     return False
@@ -326,10 +330,11 @@ def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
     """Raises MissingTable, which names all missing times, before anything is computed."""
     missing = [term for term in terms if _is_missing(term)]
     if missing:
+        # Parts are named only of an op that has times of other parts.
         partly_timed = {term.op for term in terms if term not in missing}
         kernels = (term.name if term.op in partly_timed else term.op for term in missing)
         names = ", ".join(dict.fromkeys(kernels))
-        why = f"no times of {names} in {tables.where}"
+        why = f"no times of {names} in {tables.source}"
         if isinstance(tables, AssumedTables):
             why = f"data sheets scale times of tp8 alone: at {parallel.text} there are none of {names}"
         raise MissingTable(
@@ -338,18 +343,16 @@ def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
         )
 
 
-def plain_prefill(
-    tables: Tables, config: ModelConfig, load: StepLoad, heads: int, kv: str = "bfloat16"
-) -> float:
-    """The time of prefill attention as engines run it (192 wide, values 128). Of an absorbed time (576, 512)
-    what is above the time of one token is scaled with the work."""
+def plain_prefill(tables: Tables, load: StepLoad, heads: int, kv: str = "bfloat16") -> float:
+    """The time of prefill attention as engines run it, with heads 192 wide and values 128. A time of absorbed
+    attention (576 and 512 wide) is scaled with the work, except for the time of one token, a fixed cost."""
     timed = tables.mla_prefill(load.batch, load.context, heads, kv)
     if not tables.prefill_is_absorbed:
         return timed
-    least = tables.mla_prefill(1, 1, heads, kv)
-    rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
-    work = (config.qk_nope_head_dim + rope + config.v_head_dim) / (latent + rope + latent)
-    return least + max(timed - least, 0.0) * work
+    fixed_us = tables.mla_prefill(1, 1, heads, kv)
+    rope, latent = R1.qk_rope_head_dim, R1.kv_lora_rank
+    work = (R1.qk_nope_head_dim + rope + R1.v_head_dim) / (latent + rope + latent)
+    return fixed_us + max(timed - fixed_us, 0.0) * work
 
 
 def glue_us(load: StepLoad) -> float:
@@ -357,21 +360,20 @@ def glue_us(load: StepLoad) -> float:
     return GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3
 
 
-def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int) -> float:
+def routed(tables: Tables, tokens: float, tp: int, ep: int) -> float:
     """The time of the routed experts of one rank; under expert parallelism, of the slowest rank.
 
-    Tokens choose their experts independently. In the tables' `balanced` distribution tokens share no expert
-    as long as they can. So a time at few tokens is the time of a number of experts' weights, and is read at
-    the number of tokens that hits as many experts as independent tokens do.
+    Few tokens take the time in which the weights of the experts that they hit are read. In the tables'
+    `balanced` distribution no two of few tokens hit the same expert, but real tokens choose independently and
+    hit fewer. So the table is read at the number of balanced tokens that hit as many experts.
     """
-    distributions = tables.distributions()
+    distributions = tables.values("moe_perf", "distribution")  # the least skewed first
     if distributions and BALANCED not in distributions:
         return tables.moe(tokens, tp, ep, distributions[0])
-    topk = config.num_experts_per_tok
-    all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
-    share = experts_hit(config, tokens) / config.n_routed_experts
+    all_hit = R1.n_routed_experts / R1.num_experts_per_tok  # balanced tokens that hit every expert
+    share = experts_hit(tokens) / R1.n_routed_experts
     if ep > 1:
-        deviation = math.sqrt(share * (1 - share) / (config.n_routed_experts / ep))  # over the ranks
+        deviation = math.sqrt(share * (1 - share) / (R1.n_routed_experts / ep))  # over the ranks
         share = min(share + SLOWEST_OF_8 * deviation, 1.0)
     us = tables.moe(share * all_hit, tp, ep, BALANCED) * (BUSIEST if ep > 1 else 1.0)
     if tokens <= all_hit:
@@ -379,29 +381,28 @@ def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int)
     return us * tables.moe(tokens, tp, ep, BALANCED) / tables.moe(all_hit, tp, ep, BALANCED)
 
 
-def experts_hit(config: ModelConfig, tokens: float) -> float:
+def experts_hit(tokens: float) -> float:
     """The expected number of experts that are hit by tokens which choose independently."""
-    experts = config.n_routed_experts
-    return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
+    experts = R1.n_routed_experts
+    return experts * (1 - (1 - R1.num_experts_per_tok / experts) ** tokens)
 
 
-def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
+def shared_expert_factor(tokens: float) -> float:
     """The time of 257 experts, top 9, over that of 256, top 8, by the number of tiles of the products. Each
     expert that is hit has at least one tile, whose weights are read."""
-    topk = config.num_experts_per_tok
-    hit = experts_hit(config, tokens)
-    return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
+    tiles = max(experts_hit(tokens), tokens * R1.num_experts_per_tok / BLOCK_ROWS)
+    return 1 + math.ceil(tokens / BLOCK_ROWS) / tiles
 
 
-def _weights_gb(config: ModelConfig, parallel: Parallel, *, has_mtp: bool) -> float:
+def _weights_gb(parallel: Parallel, *, has_mtp: bool) -> float:
     """Weights of a rank in FP8, router and vocabulary in bf16. has_mtp: whether the MTP layer's count"""
     total = 0.0
-    for linear in linears(config, parallel):
+    for linear in linears(R1, parallel):
         element_bytes = 1 if linear.kind == FP8 else 2
         calls = max(linear.decode_calls, linear.prefill_calls)
         total += linear.n * linear.k * linear.batch * calls * element_bytes
-    moe_layers = config.num_hidden_layers - config.first_k_dense_replace + (1 if has_mtp else 0)
-    expert = 3 * config.hidden_size * config.moe_intermediate_size
-    total += moe_layers * config.n_routed_experts * expert / max(parallel.tp, parallel.ep)
-    total += 2 * config.vocab_size * config.hidden_size / parallel.tp  # embedding
+    moe_layers = R1.num_hidden_layers - R1.first_k_dense_replace + (1 if has_mtp else 0)
+    expert = 3 * R1.hidden_size * R1.moe_intermediate_size
+    total += moe_layers * R1.n_routed_experts * expert / max(parallel.tp, parallel.ep)
+    total += 2 * R1.vocab_size * R1.hidden_size / parallel.tp  # embedding
     return total / 1e9

@@ -15,13 +15,14 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.link.calibration import Constants, ModelledPoint, Point, Value, learnt_constants
 from harness.serving.link.load import Load
-from harness.serving.link.model import Link, System, accept_length_deviation, uncalibrated
+from harness.serving.link.model import System, accept_length_deviation, uncalibrated
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 
@@ -107,8 +108,8 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Validated:
-    """The predictions of one server, or of several together.
+class PredictedServer:
+    """The predictions of the points of one server, or of several together.
 
     times:    where its kernel times come from
     left_out: why the server is in no total; empty if it is in them
@@ -125,34 +126,33 @@ class Validated:
         rows = [row for row in self.rows if (row.mode, row.quantity) == (mode, quantity)]
         if not rows:
             return None
-        count = len(rows)
+        errors = [row.error for row in rows]
         widths = [(row.predicted.high - row.predicted.low) / row.predicted.value for row in rows]
-        mean = sum(abs(row.error) for row in rows) / count
-        bias = sum(row.error for row in rows) / count
-        return Errors(count, mean, bias, sum(row.inside for row in rows), sum(widths) / count)
+        covered = sum(row.inside for row in rows)
+        return Errors(len(rows), fmean(map(abs, errors)), fmean(errors), covered, fmean(widths))
 
 
 @dataclass(frozen=True)
 class Validation:
     """The validation. prior: the constants that all series together teach, with which a new system begins"""
 
-    servers: tuple[Validated, ...]
+    servers: tuple[PredictedServer, ...]
     prior: Constants
 
     @property
-    def together(self) -> Validated:
+    def together(self) -> PredictedServer:
         """All servers without drafts, except those left out."""
         return self._all("all", speculate=False)
 
     @property
-    def with_drafts(self) -> Validated:
+    def with_drafts(self) -> PredictedServer:
         return self._all("all with drafts", speculate=True)
 
-    def _all(self, name: str, *, speculate: bool) -> Validated:
+    def _all(self, name: str, *, speculate: bool) -> PredictedServer:
         servers = [
             server for server in self.servers if not server.left_out and bool(server.drafts) == speculate
         ]
-        return Validated(name, tuple(row for server in servers for row in server.rows))
+        return PredictedServer(name, tuple(row for server in servers for row in server.rows))
 
     @property
     def holds(self) -> bool:
@@ -180,23 +180,20 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
         raise UsageError(f"no stored series is of that system; there are: {known}")
     modelled = {series: _modelled(series) for series in stored_series()}
     priors: dict[str, Constants] = {}  # by kind, of all other kinds
-    validated_servers = []
+    predicted_servers = []
     for name, of_server in servers.items():
-        kind, times = of_server[0].kind, _model(of_server[-1].system).structure.where
+        kind, system = of_server[0].kind, of_server[0].system
         if kind not in priors:
-            priors[kind] = _learnt(
-                {other: points for other, points in modelled.items() if other.kind != kind}
-            )
+            others = {series: points for series, points in modelled.items() if series.kind != kind}
+            priors[kind] = _learnt(others)
         rows = _rows({series: modelled[series] for series in of_server}, priors[kind])
+        times = _model(system).structure.source
         left_out = next((series.left_out for series in of_server if series.left_out), "")
-        drafts = of_server[0].system.drafts or 0
-        validated_servers.append(Validated(name, tuple(rows), times, left_out, drafts))
-    return Validation(tuple(validated_servers), _learnt(modelled))
+        predicted_servers.append(PredictedServer(name, tuple(rows), times, left_out, system.drafts or 0))
+    return Validation(tuple(predicted_servers), _learnt(modelled))
 
 
-@functools.cache
-def _model(system: System) -> Link:
-    return uncalibrated(system)
+_model = functools.cache(uncalibrated)
 
 
 @functools.cache
@@ -215,7 +212,6 @@ def _learnt(modelled: dict[Series, list[ModelledPoint]]) -> Constants:
 def _rows(of_server: dict[Series, list[ModelledPoint]], prior: Constants) -> Iterable[Row]:
     """The predictions of one server's points in each mode, except of points that calibrated it."""
     shortest = min(of_server, key=lambda series: series.points[0].load.isl + series.points[0].load.osl)
-    drafts = shortest.system.drafts
     near = [point for point in of_server[shortest] if point.point.load.concurrency <= MOST_CALIBRATING]
     near.sort(key=lambda point: point.point.load.concurrency)
     fits: dict[str, list[ModelledPoint]] = {UNCALIBRATED: []}
@@ -224,12 +220,12 @@ def _rows(of_server: dict[Series, list[ModelledPoint]], prior: Constants) -> Ite
     for mode, fit in fits.items():
         deviation = accept_length_deviation(shortest.system, calibrated=bool(fit))
         constants = prior.with_unsure_accept_length(deviation).fitted(fit)
-        # All points at the shortest lengths are left out. With drafts there are few points, so that those
-        # which calibrate nothing count, too.
-        left_out = fit if drafts or not fit else of_server[shortest]
+        # A calibrated server's points at the shortest lengths are not predicted. With drafts there are few
+        # points, so that those which calibrate nothing are.
+        unpredicted = of_server[shortest] if fit and not shortest.system.drafts else fit
         for series, points in of_server.items():
             for modelled in points:
-                if not any(modelled is other for other in left_out):
+                if not any(modelled is other for other in unpredicted):
                     yield from _rows_of_point(series, modelled, mode, constants)
 
 
@@ -245,8 +241,8 @@ def _rows_of_point(series: Series, modelled: ModelledPoint, mode: str, constants
 
 
 def unvalidated(system: System) -> list[str]:
-    """A warning if no server of this machine and engine, with drafts or without as it has, validates the
-    model."""
+    """A warning if no server of this machine and engine validates the model, else an empty list. Servers with
+    drafts validate systems with drafts, servers without drafts the others."""
     kind, has_drafts = f"{system.hardware} {system.engine}", bool(system.drafts)
     stored = {(series.kind, bool(series.system.drafts)) for series in stored_series()}
     servers = validated(system.hardware, system.engine).servers if (kind, has_drafts) in stored else ()

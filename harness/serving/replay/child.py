@@ -28,8 +28,7 @@ Call = Callable[[], Any]
 Bound = Mapping[str, Prepared]  # by the key of a place
 
 EPSILON = 1e-6
-WRITTEN_IN_PLACE = ("q", "kv")
-"""Live operands that glue writes straight into the layout that the bound call reads, as engines do."""
+WRITTEN_IN_PLACE = ("q", "kv")  # live operands that glue writes in the bound call's layout, as engines do
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}  # of other ops `core`
 
 
@@ -130,7 +129,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 class Flow:
     """The buffers that all arms share. The method with the name of a place of glue does one layer's part on
-    what the places before it left. What it allocates belongs to the arm."""
+    what the places before it left. Tensors that it allocates are not shared: they are in the arm's graph."""
 
     def __init__(self, step: ReplayStep, device: str, seed: int) -> None:
         self.step, self.device, self.model = step, device, step.model
@@ -187,7 +186,7 @@ class Flow:
         return calls
 
     def _op(self, bound: Prepared) -> Call:
-        """The bound call, after a copy of operands that it reads elsewhere than where glue writes."""
+        """The bound call, after a copy of operands for which it reads other buffers than glue writes."""
         live = bound.operands.live_tensors()
         copies = [
             (target, live[name])
@@ -273,10 +272,10 @@ class Flow:
 
     def top_k(self, bound: Bound, layer: int) -> None:
         """The choice of experts is made for its time only: the routing's pattern says which experts run."""
-        self.route()
+        self.choose_experts()
 
     @cached_property
-    def route(self) -> Call:
+    def choose_experts(self) -> Call:
         op, experts = kernels.OPS["fused_moe"], self.model.n_routed_experts
         sizes: Any = op.sizes(self.step.sizes(StepPlace(0, "fused_moe")))
         groups, limit = sizes.group_limit

@@ -52,15 +52,15 @@ class Timed(StrictRecord):
 
 
 class ReplayArm(StrictRecord):
-    """One choice of implementations. Of older records, calls that were waited for are left out: on a GPU they
-    tell nothing of the step.
+    """One choice of implementations. Older records also have times of calls that the host timed one by one
+    (`own`, `warm`). They are not read: on a GPU they tell nothing of the step.
 
     chosen:       from `op` or `op:place` to implementation
     change:       the step less the base's step, from paired rounds; None for the base
     whole:        `change` for the model's full number of layers, if fewer were replayed
     alone:        what the swapped calls change without the rest of the step; `cold` in older records
-    places_alone: milliseconds of all layers' calls of a place in turn, without the rest of the step and
-                  launched as it is: for the base of all places, for an arm of the swapped ones
+    places_alone: milliseconds of the calls of a place in all layers, made one after another without the rest
+                  of the step. The base has all places, another arm those that it swaps
     difference:   of the swapped outputs from the base's, relative, in the first layer
     failed:       why it has no times; empty: it has them
     unsupported:  whether it failed because it cannot run here, which is no mistake
@@ -170,8 +170,8 @@ BASE, RERUN = "base", "base again"
 ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activations give 0.04
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
-Numbers = Mapping[str, float]  # by place or by arm
 Arms = dict[str, dict[str, str]]  # from name to `op` or `op:place` to implementation; BASE is among the names
+Alone = dict[str, dict[str, float]]  # by place and arm, the ms that calls of the place take alone
 
 
 @dataclass(frozen=True)
@@ -192,32 +192,39 @@ def plans(
     The arguments are the options of `serving replay`, as the user writes them.
     """
     budget_s = parse_seconds(budget, "--budget")
-    sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
-        rank = named_model(model)
-        reasons = list(rank.inapplicable.values())
-        reasons += [f"its {name} is in bf16" for name in rank.parts if name in rank.unquantised]
-        reasons += [] if rank.q_lora_rank else ["its queries have no latent"]
+        config = named_model(model)
+        reasons = list(config.inapplicable.values())
+        reasons += [f"its {name} is in bf16" for name in config.parts if name in config.unquantised]
+        reasons += [] if config.q_lora_rank else ["its queries have no latent"]
         if reasons:
-            raise UsageError(f"{rank.name} cannot be replayed: {reasons[0]}")
+            raise UsageError(f"{config.name} cannot be replayed: {reasons[0]}")
         if not re.fullmatch(r"\d+(,\d+)*", batch):
             raise UsageError(f"--batch takes numbers, not {batch!r}")
-        cases = parse(case) if case else [{}]
-        has_other_sizes = not cases[0].keys() <= sizes.keys()
-        sizes |= cases[0]
-        if len(cases) > 1 or has_other_sizes or not sizes["page"].isdecimal():
-            raise UsageError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {case!r}")
-        page, kv, routing = int(sizes["page"]), sizes["kv"], sizes["routing"]
-        dense, moe = rank.first_k_dense_replace, rank.num_hidden_layers - rank.first_k_dense_replace
+        sizes = _cache_and_routing(platform, case)
+        dense = config.first_k_dense_replace
+        moe = config.num_hidden_layers - dense
         for requests in map(int, batch.split(",")):
-            whole = ReplayStep(rank, Parallel(tp=tp), requests, ctx, dense, moe, page, kv, routing)
+            whole = ReplayStep(config, Parallel(tp=tp), requests, ctx, dense, moe, **sizes)
             for place in whole.op_places():
                 kernels.OPS[place.op].sizes(whole.sizes(place))  # for its ValueError
             arms = read_arms(whole, platform, base, swap)
-            step, notes = fitted(whole, layers, arms, platform)
-            yield ReplayPlan(step, arms, budget_s, notes)
+            step = with_layers(whole, layers) if layers else fitted(whole, arms, platform)
+            replayed = f"{step.dense} of {dense} dense and {step.moe} of {moe} MoE layers"
+            note = f"{replayed} were replayed; `whole model` is the change times the number of swapped calls"
+            yield ReplayPlan(step, arms, budget_s, [note] if step != whole else [])
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _cache_and_routing(platform: Platform, case: str | None) -> dict[str, Any]:
+    """Page size, dtype of the cache and routing, as fields of ReplayStep. Raises UsageError."""
+    sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
+    given = parse(case) if case else [{}]
+    merged = sizes | given[0]
+    if len(given) > 1 or merged.keys() != sizes.keys() or not merged["page"].isdecimal():
+        raise UsageError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {case!r}")
+    return {**merged, "page": int(merged["page"])}
 
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
@@ -254,7 +261,7 @@ def _lacking(choices: Mapping[str, str], platform: Platform) -> str:
 
 
 def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, str]:
-    """The choices `op=impl` or `op:place=impl` of an option, by what stands left. Raises UsageError."""
+    """What an option chooses, as in Arms: `op=impl` or `op:place=impl` between commas. Raises UsageError."""
     known = {place.op for place in places} | {f"{place.op}:{place.name}" for place in places}
     choices = {}
     for text in filter(None, texts.split(",")):
@@ -270,39 +277,37 @@ def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, 
     return choices
 
 
-def fitted(
-    step: ReplayStep, layers: str | None, arms: Arms, platform: Platform
-) -> tuple[ReplayStep, tuple[str, ...]]:
-    """The step with the layers that the device holds for all arms, or `DENSE,MOE`; a note if not all fit."""
-    whole, memory = step, free_memory(platform)
-    if layers:
-        if not re.fullmatch(r"\d+,\d+", layers):
-            raise UsageError(f"--layers takes DENSE,MOE, two numbers such as 1,4, not {layers!r}")
-        dense, moe = map(int, layers.split(","))
-        if dense > whole.dense or moe > whole.moe:
-            model = f"{whole.dense} dense and {whole.moe} MoE layers"
-            raise UsageError(f"--layers {layers}: the model has {model}")
-        try:
-            step = replace(step, dense=dense, moe=moe)
-        except ValueError as error:
-            raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
-    elif memory is not None:
-        room = SHARE * memory
-        while step.moe > 1 and needed(step, arms) > room:
-            step = replace(step, moe=step.moe - 1)
-        if needed(step, arms) > room:
-            larger = [tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp]
-            fitting = [tp for tp in larger if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= room]
-            smaller = "take fewer --layers or --swap, a smaller --batch"
-            advice = f"--tp {fitting[0]} fits" if fitting else smaller
-            raise NothingRan(
-                f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
-                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {advice}"
-            )
-    if step == whole:
-        return step, ()
-    replayed = f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers were replayed"
-    return step, (f"{replayed}; `whole model` is the change times the number of swapped calls",)
+def with_layers(whole: ReplayStep, layers: str) -> ReplayStep:
+    """The step with as many layers as `DENSE,MOE` says. Raises UsageError."""
+    if not re.fullmatch(r"\d+,\d+", layers):
+        raise UsageError(f"--layers takes DENSE,MOE, two numbers such as 1,4, not {layers!r}")
+    dense, moe = map(int, layers.split(","))
+    if dense > whole.dense or moe > whole.moe:
+        raise UsageError(f"--layers {layers}: the model has {whole.dense} dense and {whole.moe} MoE layers")
+    try:
+        return replace(whole, dense=dense, moe=moe)
+    except ValueError as error:
+        raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
+
+
+def fitted(step: ReplayStep, arms: Arms, platform: Platform) -> ReplayStep:
+    """The step with as many MoE layers as the device holds for all arms. Raises NothingRan if none fits."""
+    memory = free_memory(platform)
+    if memory is None:
+        return step
+    room = SHARE * memory
+    while step.moe > 1 and needed(step, arms) > room:
+        step = replace(step, moe=step.moe - 1)
+    if needed(step, arms) > room:
+        larger = [tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp]
+        fitting = [tp for tp in larger if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= room]
+        smaller = "take fewer --layers or --swap, a smaller --batch"
+        advice = f"--tp {fitting[0]} fits" if fitting else smaller
+        raise NothingRan(
+            f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
+            f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {advice}"
+        )
+    return step
 
 
 def needed(step: ReplayStep, arms: Arms) -> float:
@@ -322,49 +327,50 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
     prepared, or is wrong, is noted and left out. Raises NothingRan if the base cannot be prepared."""
     threads, launch = default_threads(), launches(platform, None)[0]
-    failed: dict[str, str] = {}  # the reason by arm
-    unsupported: set[str] = set()  # arms that failed because they cannot run here
-    notes = [*plan.notes]
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         environment, log = thread_environment(platform, threads), Path(scratch) / "replay.log"
         worker = WorkerProcess(RANK, environment, log, plugins=[str(path) for path in kernels.plugin_files()])
         try:
             worker.hello(platform, threads, PREPARE_S)
-            rounds = _measured(plan, launch, failed, unsupported, worker, monitor)
-            failed |= rounds.dropped
-            differences = _differences(plan, failed, worker)
+            rounds, failed = _measured(plan, launch, worker, monitor)
+            differences = {}
+            for name in [name for name in plan.arms if name not in failed]:
+                chosen = plan.arms[name]
+                differences[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=chosen)
+                if apart := {place: off for place, off in differences[name].items() if not off <= ALIKE}:
+                    reason = f"wrong: its outputs differ from the base's: {apart}"
+                    failed[name] = ReplayArm(chosen=chosen, failed=reason)
             right = {name: places for name, places in differences.items() if name not in failed}
-            alone = _alone(plan, right, worker, notes)
+            alone, notes = _alone(plan, right, worker)
         except WorkerFailure as failure:
             raise NothingRan(f"the step could not be replayed: {failure.reason}") from None
         finally:
             worker.kill()
     arms = {}
     for name, chosen in plan.arms.items():
-        if name in failed:  # one whose outputs are wrong has no time either
-            reason, cannot_run = failed[name], name in unsupported
-            arms[name] = ReplayArm(chosen=chosen, failed=reason, unsupported=cannot_run)
-        else:
+        if name in right:
             times = _times(plan.step, name, right[name], rounds, alone)
             arms[name] = ReplayArm(chosen=chosen, **times)
+        else:  # one whose outputs are wrong has no time either
+            arms[name] = failed[name]
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
         launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, RERUN, BASE),
         rounds=len(rounds.rounds), disturbed=len(rounds.left_out), stopped=rounds.stopped,
-        left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"), notes=tuple(notes),
+        left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"),
+        notes=(*plan.notes, *notes),
         samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
         provenance=provenance(platform, threads),
     )  # fmt: skip
 
 
 def _measured(
-    plan: ReplayPlan, launch: str, failed: dict[str, str], unsupported: set[str], worker: WorkerProcess,
-    monitor: Monitor,
-) -> Rounds:  # fmt: skip
-    """The rounds of the arms and of the base again. failed: gets the arms that cannot be prepared, with the
-    reason; unsupported: gets those of them that cannot run here"""
+    plan: ReplayPlan, launch: str, worker: WorkerProcess, monitor: Monitor
+) -> tuple[Rounds, dict[str, ReplayArm]]:
+    """The rounds of the arms and of the base again; and the arms that failed."""
     arms = plan.arms | {RERUN: plan.arms[BASE]}
+    failures: dict[str, WorkerFailure] = {}  # of preparing, by arm
 
     def begin(block: int, contenders: Collection[str]) -> None:
         print(f"block {block + 1} of up to {BLOCKS}: {len(contenders)} arms", file=sys.stderr)
@@ -375,13 +381,11 @@ def _measured(
             except WorkerFailure as failure:
                 if failure.fatal or name == BASE:
                     raise
-                failed[name] = failure.reason
-                if failure.status == "unsupported":
-                    unsupported.add(name)
+                failures[name] = failure
 
     def sample_s(name: str) -> float:
-        if name in failed:
-            raise RuntimeError(failed[name])
+        if name in failures:
+            raise RuntimeError(failures[name].reason)
         with monitor.watching(name):
             return worker.ask("sample", CALL_S, arm=name, at_least=SAMPLE_S)
 
@@ -390,26 +394,20 @@ def _measured(
         rerun=RERUN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin,
         end_round=monitor.end,
     )  # fmt: skip
-    return measure({name: partial(sample_s, name) for name in arms}, policy)
-
-
-def _differences(
-    plan: ReplayPlan, failed: dict[str, str], worker: WorkerProcess
-) -> dict[str, dict[str, float]]:
-    """The difference of each arm's swapped places from the base's. failed: gets the arms that are wrong"""
-    by_arm = {}
-    for name in [name for name in plan.arms if name not in failed]:
-        by_arm[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=plan.arms[name])
-        if apart := {place: value for place, value in by_arm[name].items() if not value <= ALIKE}:
-            failed[name] = f"wrong: its outputs differ from the base's: {apart}"
-    return by_arm
+    rounds = measure({name: partial(sample_s, name) for name in arms}, policy)
+    reasons = {name: failure.reason for name, failure in failures.items()} | rounds.dropped
+    failed = {}
+    for name, reason in reasons.items():
+        unsupported = name in failures and failures[name].status == "unsupported"
+        failed[name] = ReplayArm(chosen=arms[name], failed=reason, unsupported=unsupported)
+    return rounds, failed
 
 
 def _alone(
-    plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess, notes: list[str]
-) -> dict[str, dict[str, float]]:
-    """By place and arm, the ms that a place's calls take alone, in the base and in each arm that swaps it;
-    empty if one cannot be timed. swapped: the places of each arm; notes: gets why"""
+    plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess
+) -> tuple[Alone, list[str]]:
+    """The times of the base and of arms that swap a place, and notes. If one cannot be timed there are no
+    times, and a note says why. swapped: the places of each arm"""
     by_place = {}
     for place in dict.fromkeys(place.name for place in plan.step.places()):
         arms = [BASE, *(name for name, places in swapped.items() if place in places)]
@@ -418,16 +416,14 @@ def _alone(
             seconds = worker.ask("alone", CALL_S, **arguments)
             by_place[place] = {name: 1e3 * seconds[name] for name in arms}
         except WorkerFailure as failure:
-            notes.append(f"{place} could not be timed alone: {failure.reason}")
-            return {}
-    return by_place
+            return {}, [f"{place} could not be timed alone: {failure.reason}"]
+    return by_place, []
 
 
 def _times(
-    step: ReplayStep, name: str, difference: Numbers, rounds: Rounds, alone: Mapping[str, Numbers]
+    step: ReplayStep, name: str, difference: Mapping[str, float], rounds: Rounds, alone: Alone
 ) -> dict[str, Any]:
-    """The times of an arm that has not failed, as fields of ReplayArm. difference, alone: as _differences (of
-    this arm) and _alone return them"""
+    """The times of an arm that has not failed, as fields of ReplayArm. difference: of its swapped places"""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
     times["places_alone"] = {place: by_arm[name] for place, by_arm in alone.items() if name in by_arm}
     change = _timed(rounds, name, BASE)

@@ -17,8 +17,7 @@ from shapes.linears import Linear, linears
 from shapes.models import ModelConfig
 
 GEMM, MOE, MLA = "block_scale_gemm", "fused_moe", "mla_decode"
-OPS = (GEMM, MOE, MLA)
-"""Op classes that are ops of the suite; places of the others are glue."""
+OPS = (GEMM, MOE, MLA)  # op classes that are ops of the suite; places of the others are glue
 
 PARTS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("places.toml"))
 """The parts of a step (`first`, `attention`, `dense_mlp`, `moe_mlp`, `last`), with the op class of each

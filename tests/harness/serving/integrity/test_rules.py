@@ -348,6 +348,17 @@ def test_a_batch_in_lockstep(change, rule, severity):
         assert {r: found for r, found in rules(run).items() if found != "note"} == wrong
 
 
+def test_each_rate_of_a_batch_says_over_which_time_it_is_judged():
+    """That of a decode step is not over the duration less that of prefill, as the rate of all decoding is."""
+    run = batch_run(decode=500.0)
+    rates = [_metric("decode_throughput", 500.0, "tok/s", statistic="median"),
+             _metric("decode_step", 20.0, "ms", statistic="median")]  # fmt: skip
+    kept = [metric for metric in run.metrics if metric.name != "ttft"]
+    found = examined(run.model_copy(update={"metrics": (*kept, *rates)})).findings
+    texts = [one.message for one in found if one.rule == "decode_throughput" and one.severity == "wrong"]
+    assert ["(the duration less that of prefill)" in text for text in texts] == [True, False], texts
+
+
 def test_times_in_seconds_are_no_response_in_one_piece():
     """Of a file without E2E, whose TPOT of 28 ms stands there as 0.028."""
     run = good_run()

@@ -63,7 +63,7 @@ def test_own_times_of_so_many_query_tokens_are_taken():
 
     def attention(known):
         times = MeasuredTimes("NVIDIA H200", "runs", {key: surfaces[key] for key in known})
-        terms = uncalibrated(System(drafts=3, accept_length=2.6), runs=times).structure.decode
+        terms = uncalibrated(System(drafts=3, accept_length=2.6), own=times).structure.decode
         (term,) = (term for term in terms if term.op == "mla_decode")
         return term.calls * term.time(step)
 

@@ -1,6 +1,7 @@
 """Times of kernels for the serving link: tables, data sheets, whose they are; numbers by hand."""
 
 import csv
+import itertools
 import json
 import math
 import shutil
@@ -43,10 +44,8 @@ from harness.serving.link.structure import (
 )
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
-from shapes.models import model
 from tests.support.serving_link_tables import US, written
 
-R1 = model("deepseek-r1")
 FOLDER = TABLES / "h200-sglang-0.5.9"
 H200 = read_tables(FOLDER)
 TP8 = Parallel(tp=8)
@@ -88,7 +87,7 @@ def test_a_decode_step_by_hand(tmp_path):
     total = sum(term.calls * term.time(LOAD) for term in found.decode)
     gemms = 61 * 3 + 3 * 2  # qkv_a, q_b, o_proj; gate_up and down of the dense layers
     glue = GLUE_CALLS * GLUE_US + 8 * GLUE_BYTES / GLUE_GBPS / 1e3
-    calls = {"fp8_block": gemms, "bfloat16": 58 + 1, "moe": 58 * shared_expert_factor(R1, 8)}
+    calls = {"fp8_block": gemms, "bfloat16": 58 + 1, "moe": 58 * shared_expert_factor(8)}
     calls |= {"decode": 61, "bmm": 2 * 61, "reduce": 122}
     assert total == pytest.approx(sum(count * US[kind] for kind, count in calls.items()) + 61 * glue)
 
@@ -108,32 +107,32 @@ def test_what_a_rank_holds_and_calls(tmp_path):
 
 
 def test_tokens_hit_experts_and_balanced_ones_are_read_where_they_hit_as_many():
-    assert experts_hit(R1, 1) == pytest.approx(8)
-    assert experts_hit(R1, 32) == pytest.approx(256 * (1 - (31 / 32) ** 32))
-    hit = experts_hit(R1, 16)
-    assert routed(H200, R1, 16, 8, 1) == pytest.approx(H200.moe(hit / 8, 8, 1, "balanced"))
+    assert experts_hit(1) == pytest.approx(8)
+    assert experts_hit(32) == pytest.approx(256 * (1 - (31 / 32) ** 32))
+    hit = experts_hit(16)
+    assert routed(H200, 16, 8, 1) == pytest.approx(H200.moe(hit / 8, 8, 1, "balanced"))
     # Tokens by tokens the balanced ones read more experts, and from far on none.
-    assert routed(H200, R1, 32, 8, 1) < 0.8 * H200.moe(32, 8, 1, "balanced")
-    assert routed(H200, R1, 4096, 8, 1) == pytest.approx(H200.moe(4096, 8, 1, "balanced"), rel=1e-3)
-    assert routed(H200, R1, 4096, 1, 8) == pytest.approx(1.2 * H200.moe(4096, 1, 8, "balanced"), rel=1e-3)
+    assert routed(H200, 32, 8, 1) < 0.8 * H200.moe(32, 8, 1, "balanced")
+    assert routed(H200, 4096, 8, 1) == pytest.approx(H200.moe(4096, 8, 1, "balanced"), rel=1e-3)
+    assert routed(H200, 4096, 1, 8) == pytest.approx(1.2 * H200.moe(4096, 1, 8, "balanced"), rel=1e-3)
     times = {name: [H200.moe(n, 1, 8, name) for n in (3072, 4096, 6144, 8192, 12288, 16384)]
              for name in ("balanced", "power_law_1.01", "power_law_1.2")}  # fmt: skip
     skewed = [*times.values()][1:]
     ratios = [us / even for each in skewed for us, even in zip(each, times["balanced"], strict=True)]
     assert statistics.median(ratios) == pytest.approx(1.2, rel=0.02)
     # The shared expert is one tile at few tokens and a ninth of the work at many.
-    factors = [shared_expert_factor(R1, tokens) for tokens in (1, 64, 64 * 1024)]
-    assert factors == pytest.approx([9 / 8, 1 + 1 / experts_hit(R1, 64), 9 / 8])
+    factors = [shared_expert_factor(tokens) for tokens in (1, 64, 64 * 1024)]
+    assert factors == pytest.approx([9 / 8, 1 + 1 / experts_hit(64), 9 / 8])
 
 
 def test_prefill_attention_is_scaled_from_absorbed_to_plain_where_it_was_timed_absorbed(tmp_path):
     timed, least = (H200.mla_prefill(1, n, 16, "bfloat16") for n in (8192, 1))
-    plain = plain_prefill(H200, R1, StepLoad(8192, 1, 8192), 16)
+    plain = plain_prefill(H200, StepLoad(8192, 1, 8192), 16)
     assert plain == pytest.approx(least + (timed - least) * 320 / 1088)
     assert read_tables(written(tmp_path / "untold")).prefill_is_absorbed
     other = read_tables(written(tmp_path, framework="TRTLLM"))
     assert not other.prefill_is_absorbed
-    assert plain_prefill(other, R1, StepLoad(8192, 1, 8192), 16) == pytest.approx(US["prefill"])
+    assert plain_prefill(other, StepLoad(8192, 1, 8192), 16) == pytest.approx(US["prefill"])
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e-3])
@@ -278,6 +277,15 @@ def test_a_neighbours_all_reduce_and_chip(tmp_path):
         read_tables(other)
 
 
+def test_a_file_of_several_versions_has_the_same_label_each_time(tmp_path):
+    """Whatever the order is in which a set of labels is iterated."""
+    path, versions = written(tmp_path) / "gemm_perf.csv", itertools.cycle("32145")
+    for other in set(tmp_path.iterdir()) - {path}:
+        other.unlink()
+    changed(path, version=lambda row: next(versions))
+    assert read_tables(tmp_path).version == "1"
+
+
 def test_parquet_is_as_csv(tmp_path):
     written(tmp_path / "csv")
     (tmp_path / "parquet").mkdir()
@@ -346,7 +354,7 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
     assert any("times of block_scale_gemm, absorbed_bmm, " in note for note in assumed.notes)
     assert {term.origin for term in assumed.structure.decode} == {"assumed"}
     measured, slow = (
-        uncalibrated(System(hardware="mi300x"), runs=MeasuredTimes(
+        uncalibrated(System(hardware="mi300x"), own=MeasuredTimes(
             "AMD Instinct MI300X", "runs", {("mla_decode", (16, "bf16", 1)): attention(us)}))
         for us in (40.0, 80.0)
     )  # fmt: skip
@@ -385,7 +393,7 @@ def attention(us: float) -> Surface:
 @pytest.mark.parametrize("lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "gemm_perf"]])
 def test_what_tables_lack_is_filled(lacks):
     rows = {name: many for name, many in H200.rows.items() if name not in lacks}
-    part = replace(H200, where=f"without {lacks}", rows=rows)
+    part = replace(H200, source=f"without {lacks}", rows=rows)
     with pytest.raises(UsageError, match="give --times DIR with AIConfigurator's tables"):
         structure(part, TP8)
     filled = uncalibrated(System(), part).structure

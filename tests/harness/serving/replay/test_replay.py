@@ -31,6 +31,7 @@ from harness.serving.replay.replay import (
     plans,
     read_arms,
     replay,
+    with_layers,
 )
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
@@ -271,20 +272,20 @@ def test_layers_are_left_out_where_memory_is_short():
     arms = {BASE: dict.fromkeys(kernels.OPS, "triton.none")}
     assert 80e9 < needed(whole, arms) < 130e9
     gpu = replace(detect("cpu"), kind="cuda", memory=141 * 10**9)
-    assert fitted(whole, None, arms, gpu)[0] == whole
+    assert fitted(whole, arms, gpu) == whole
     tight = replace(gpu, memory=round(needed(whole, arms) / 0.95))  # 8 % of it stay free
-    assert fitted(whole, None, arms, tight)[0].moe < 58
-    small, note = fitted(whole, None, arms, replace(gpu, memory=48 * 10**9))
-    assert small.dense == 3 and 5 < small.moe < 30 and "58 MoE layers were replayed" in note[0]
-    assert fitted(whole, "1,2", arms, gpu)[0].layers == 3
+    assert fitted(whole, arms, tight).moe < 58
+    small = fitted(whole, arms, replace(gpu, memory=48 * 10**9))
+    assert small.dense == 3 and 5 < small.moe < 30
+    assert with_layers(whole, "1,2").layers == 3
     for layers, said in (("2", "two numbers"), ("-1,2", "two numbers"), ("0,0", "one layer")):
         with pytest.raises(UsageError, match=f"DENSE,MOE.*{said}"):
-            fitted(whole, layers, arms, gpu)
+            with_layers(whole, layers)
     wide = replace(whole, parallel=Parallel(), batch=4)
     with pytest.raises(NothingRan, match=r"1 MoE layers of --tp 1 takes .* free: --tp 2 fits"):
-        fitted(wide, None, arms, replace(gpu, memory=round(0.9 * needed(replace(wide, moe=1), arms))))
+        fitted(wide, arms, replace(gpu, memory=round(0.9 * needed(replace(wide, moe=1), arms))))
     with pytest.raises(NothingRan, match=r"1 MoE layers of --tp 8 takes .* free: take fewer"):
-        fitted(whole, None, arms, replace(gpu, memory=10**9))
+        fitted(whole, arms, replace(gpu, memory=10**9))
 
 
 @pytest.mark.parametrize(("swap", "said"), [
@@ -327,8 +328,9 @@ def test_a_mistake_of_an_option_is_one_line(options, said):
 
 def test_a_step_is_read():
     case = "page=1 kv=fp8 routing=zipf:0.8"
-    made = plans(Platform("rocm", "gfx942"), tp=8, batch="2,4", ctx=3200, layers="1,2", case=case)
+    made = [*plans(Platform("rocm", "gfx942"), tp=8, batch="2,4", ctx=3200, layers="1,2", case=case)]
     steps = [plan.step for plan in made]
+    assert "1 of 3 dense and 2 of 58 MoE layers were replayed" in made[0].notes[0]
     assert [(s.batch, s.ctx, s.heads, s.layers) for s in steps] == [(2, 3200, 16, 3), (4, 3200, 16, 3)]
     assert (steps[0].page, steps[0].kv, steps[0].routing) == (1, "fp8", "zipf:0.8")
 

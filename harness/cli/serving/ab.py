@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
 
-UNFINISHED = ("", "given up")  # values of `harness.serving.ab.result.finished` for a record that can go on
+UNFINISHED = ("", "given up")  # values of `harness.serving.ab.result.ending` for a record that can go on
 
 
 def _percent(text: str | None) -> float | None:
@@ -73,10 +73,11 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     from harness.cli.serving.ab_display import planned
     from harness.plan.budget import parse_seconds
     from harness.progress import Progress
+    from harness.serving.ab.expected import predicted
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, require_none
-    from harness.serving.ab.result import finished, predicted
+    from harness.serving.ab.result import ending
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
@@ -104,7 +105,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
         if json_to != "-":
             print(text)
         return
-    if record is None or finished(record) in UNFINISHED:
+    if record is None or ending(record) in UNFINISHED:
         require_programs(plan)
     record = record or Record.begin(folder, plan, facts)
     sys.exit(_run(record, budget_s, text, json_to, quiet))
@@ -159,11 +160,11 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
     from harness.cli.serving.ab_display import shown
     from harness.progress import Progress
     from harness.report.terminal import show
-    from harness.serving.ab.result import finished, summary
+    from harness.serving.ab.result import ending, summary
     from harness.serving.ab.session import Session
 
     log = Progress(quiet).note
-    if finished(record) in UNFINISHED:
+    if ending(record) in UNFINISHED:
         log(text)
         record.hold(log)
         handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a SIGTERM stops like Control-C

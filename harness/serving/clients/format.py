@@ -2,8 +2,8 @@
 
 formats/*.toml has a table for each client. It tells by which keys a file is recognised, and where each
 metric, count and setting is (`a.b` is key b of the object under a). What a table cannot express is done by
-the format's one `odd` function, which completes a `Draft`. The tables are checked when they are loaded. A new
-client needs a table and an example in tests/data/serving.
+the format's one function `completed_by`, which completes a `Draft`. The tables are checked when they are
+loaded. A new client needs a table and an example in tests/data/serving.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tp
 class Rule(StrictRecord):
     """How a metric is read, from the number under a key or from the object there.
 
-    scale:     of the client's unit, in `unit`
+    scale:     the factor from the client's unit to `unit`
     statistic: of a number (default: `total`), or of an object with a single statistic
     object:    whether the key holds an object of statistics
     latencies: from the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The
@@ -98,7 +98,7 @@ class Rule(StrictRecord):
 
     def read_latencies(self, row: Fields, path: str, scale: float = 1.0) -> list[Metric]:
         """The metrics of all keys of a row that the pattern `path` matches, for example
-        `{statistic}_{latency}_ms`. scale: of their unit, in ms"""
+        `{statistic}_{latency}_ms`. scale: the factor to ms"""
         names = "|".join(map(re.escape, self.latencies))
         pattern = path.format(statistic=f"({STATISTIC})", latency=f"({names})")
         metrics = []
@@ -121,7 +121,7 @@ class Rule(StrictRecord):
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
-    """The scale from the unit in the object to ours; None, with a finding, for a unit of another kind."""
+    """The factor from the object's own unit to this one; None, with a finding, for a unit of another kind."""
     if not fields.values:
         return None
     spelling = fields.text("unit")
@@ -133,7 +133,11 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its format's tables give it. `Format.odd` completes it. about: further fields of the run"""
+    """A run as its format's tables give it, before `Format.completed_by` completes it.
+
+    about: fields of ServingRun that are no records, such as its engine
+    extra: what is added to the fields of the row that nothing took
+    """
 
     row: Fields
     about: dict[str, Any]
@@ -149,6 +153,7 @@ class Draft:
     def value(
         self, name: str, statistic: str = "mean", tokens: str = "none", scope: str = ""
     ) -> float | None:
+        """The value of the first such metric; None if there is none."""
         metric = first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
         return metric.value if metric else None
 
@@ -163,11 +168,11 @@ class Format(StrictRecord):
 
     own:            keys of this client. A row has at least `at_least` of them, all of `needs`, one of
                     `one_of`, and none of `not_with`. `a.b` is also key b of the objects in a list under a
-    complete:       whether a CSV that lacks one of `own` is refused
+    needs_all_columns: whether a CSV that lacks one of `own` is refused
     about:          texts: from field of ServingRun to path
     fixed, fixed_load: fields of ServingRun and OfferedLoad that are the same in all its files
     load, totals, parallelism: from fields of OfferedLoad, Totals, Parallelism to paths
-    duration_scale: of the file's unit in s
+    duration_scale: the factor from the file's durations to seconds
     metrics:        from path to the metric's rule
     statistics:     from the client's names of statistics in objects to ours
     units_inside:   whether these objects have their unit
@@ -175,9 +180,9 @@ class Format(StrictRecord):
     says_protocol:  whether the client's `backend` names the protocol that it speaks
     notes:          those of all its runs
     wanted:         keys that the message names if a row has no measured number
-    more:           further tables, which `odd` reads
-    odd, rows:      functions of this package, as `module.function`: one completes a run, the other gives the
-                    rows of a document that are not its objects
+    more:           further tables, for `completed_by` and `rows`
+    completed_by:   a function of this package, as `module.function`, which completes a draft
+    rows:           another one, which gives the rows of a document, if they are not its objects
     """
 
     name: str
@@ -186,7 +191,7 @@ class Format(StrictRecord):
     needs: frozenset[str] = frozenset()
     one_of: frozenset[str] = frozenset()
     not_with: frozenset[str] = frozenset()
-    complete: bool = False
+    needs_all_columns: bool = False
     about: dict[str, str] = Field(default_factory=dict)
     fixed: dict[str, Any] = Field(default_factory=dict)
     load: dict[str, str] = Field(default_factory=dict)
@@ -202,10 +207,10 @@ class Format(StrictRecord):
     notes: tuple[str, ...] = ()
     wanted: tuple[str, ...] = SERVED
     more: dict[str, Any] = Field(default_factory=dict)
-    odd: Callable[[Draft], None] | None = None
+    completed_by: Callable[[Draft], None] | None = None
     rows: Callable[[Document], list[Fields]] = objects
 
-    @field_validator("odd", "rows", mode="before")
+    @field_validator("completed_by", "rows", mode="before")
     @classmethod
     def _function(cls, name: str) -> Any:
         return pkgutil.resolve_name(f"harness.serving.clients.{name}")
@@ -239,7 +244,7 @@ class Format(StrictRecord):
         return sorted(key for key in self.own if has(row, key))
 
     def runs(self, document: Document) -> list[ServingRun]:
-        lacking = ", ".join(sorted(self.own - {*document.header})) if self.complete else ""
+        lacking = ", ".join(sorted(self.own - {*document.header})) if self.needs_all_columns else ""
         if lacking:
             raise UnreadableError(f"cannot read {document.path} as {self.name}: no column {lacking}")
         return [self.run(row) for row in self.rows(document)]
@@ -269,8 +274,8 @@ class Format(StrictRecord):
         if self.says_protocol:
             protocol = str(row.values.get("backend") or row.values.get("endpoint_type") or "")
             draft.about = {"protocol": protocol, "engine": engine(protocol), **draft.about}
-        if self.odd is not None:
-            self.odd(draft)
+        if self.completed_by is not None:
+            self.completed_by(draft)
         run = ServingRun(
             **{"id": row.where, "source": row.where, **draft.about},
             workload=OfferedLoad(**draft.load),
@@ -282,14 +287,22 @@ class Format(StrictRecord):
             notes=(*draft.notes, *self.notes),
             findings=tuple(row.findings),
         )
-        return _measured(run, row, self.wanted)
+        if not run.metrics and run.totals.duration_s is None:
+            missing = ", ".join(key for key in self.wanted if key not in row.values)
+            why = f"no number of a run in it ({missing or 'all of them unreadable'})"
+            raise UnreadableError(f"cannot read {row.where} as {run.client}: {why}")
+        return without_latencies(run) if run.totals.completed == 0 else run
 
 
 @functools.cache
 def formats() -> dict[str, Format]:
     """All formats by name, in the order in which a file is tried."""
-    files = map(table_file, (*FILES, "console"))
-    return {name: Format(name=name, **table) for file in files for name, table in file.items()}
+    tables = {name: table for file in FILES for name, table in table_file(file).items()}
+    console = pkgutil.resolve_name("harness.serving.clients.console.Console")  # it imports this module
+    return {
+        **{name: Format(name=name, **table) for name, table in tables.items()},
+        "console": console(name="console", **table_file("console")["console"]),
+    }
 
 
 @functools.cache
@@ -413,15 +426,8 @@ def without_bulk(row: Fields) -> list[str]:
     return [f"left out: {', '.join(removed)}"] if removed else []
 
 
-def _measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:
-    """The run if it has any measured number; otherwise UnreadableError names the wanted ones. Latencies of a
-    run in which no request completed are left out, with what was read of them."""
-    if not run.metrics and run.totals.duration_s is None:
-        missing = ", ".join(key for key in wanted if key not in row.values) or "all of them unreadable"
-        why = f"no number of a run in it ({missing})"
-        raise UnreadableError(f"cannot read {row.where} as {run.client}: {why}")
-    if run.totals.completed != 0:
-        return run
+def without_latencies(run: ServingRun) -> ServingRun:
+    """A run in which no request completed, without its latencies and what could not be read of them."""
     kept = tuple(metric for metric in run.metrics if metric.unit != "ms")
     findings = tuple(finding for finding in run.findings if finding.rule != "unreadable")
     note = "no request completed: latencies, which nobody measured, left out"

@@ -9,14 +9,13 @@ from typing import Any
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.clients.format import Draft, Rule, mean_length
-from harness.serving.schema import Metric
+from harness.serving.clients.format import Draft, mean_length
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "header")
 DEGREES = ("tp", "pp", "dp", "ep")
 PUBLIC = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # a model's name with its organisation
 MINUS_1_IF_UNKNOWN = ("last_gen_throughput", "acc_length")
-KEYS_SINCE_0_4_6 = ("last_gen_throughput", "last_ttft", "ttft", "acc_length")
+KEYS_SINCE_0_4_6 = ("last_gen_throughput", "last_ttft", "ttft", "acc_length")  # of bench_one_batch_server
 
 
 def random_lengths_and_server(draft: Draft) -> None:
@@ -115,19 +114,17 @@ def batch_of_a_server(draft: Draft) -> None:
     """What `output_throughput` means in this version, and what the server reports of its cache."""
     counts_of_batch(draft)
     row, out, duration = draft.row, draft.totals["output_tokens"], draft.totals.get("duration_s")
-    throughput = {"name": "throughput", "unit": "tok/s", "tokens": "output"}
-    of_whole_run: list[Metric] = []
+    others, draft.metrics = draft.metrics, []  # the throughput of the whole run stands before them
     is_since_0_4_6 = not row.values.keys().isdisjoint(KEYS_SINCE_0_4_6)
     if not is_since_0_4_6:
-        of_whole_run = Rule(**throughput).read(row, "output_throughput")
-    else:
-        for side, phase in (("input", "prefill"), ("output", "decode")):
-            rate = row.number(f"{side}_throughput")
-            draft.add(f"{phase}_throughput", rate, "tok/s", tokens=side)
-        if out is not None and duration:
-            how = "output tokens / latency"
-            of_whole_run = [Metric(**throughput, value=out / duration, scope="instance", derived=how)]
-    draft.metrics = [*of_whole_run, *draft.metrics]
+        draft.add("throughput", row.number("output_throughput"), "tok/s", tokens="output")
+    elif out is not None and duration:
+        how = "output tokens / latency"
+        draft.add("throughput", out / duration, "tok/s", tokens="output", derived=how)
+    draft.metrics += others
+    for side, phase in (("input", "prefill"), ("output", "decode")) if is_since_0_4_6 else ():
+        rate = row.number(f"{side}_throughput")
+        draft.add(f"{phase}_throughput", rate, "tok/s", tokens=side)
     hits = row.number("cache_hit_rate")
     draft.add("cache_hit_rate", hits, "1")
     draft.load["prefix_cached"] = None if hits is None else hits > 0

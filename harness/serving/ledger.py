@@ -60,71 +60,50 @@ def unit_text(unit: str) -> str:
 
 
 class KernelChange(LedgerRecord):
-    """A change of the speed of one op.
+    """A change of the speed of one op."""
 
-    op:        a name of harness/catalogue/op_classes.json
-    part:      for example `qkv_a` or `n=2112 k=7168`; empty: all calls of the op
-    factor:    time before / time after, above 1 is faster; None if `saved_us` is given
-    saved_us:  time saved in each call
-    low, high: 90 % interval of the factor or of the saving
-    calls:     calls in a step; None: as in the model
-    phase:     of which steps
-    source:    where the factor comes from: a run, a pull request
-    """
-
-    op: str
-    part: str = ""
+    op: str  # a name of harness/catalogue/op_classes.json
+    part: str = ""  # for example `qkv_a` or `n=2112 k=7168`; empty: all calls of the op
     factor: float | None = Field(default=None, gt=0)
-    saved_us: float | None = None
-    low: float | None = None
+    """Time before / time after, above 1 is faster; None if `saved_us` is given."""
+    saved_us: float | None = None  # time saved in each call
+    low: float | None = None  # 90 % interval of the factor or of the saving
     high: float | None = None
-    calls: int | None = None
-    phase: Literal["decode", "prefill", "both"] = "both"
-    source: str = ""
+    calls: int | None = None  # in a step; None: as in the model
+    phase: Literal["decode", "prefill", "both"] = "both"  # of which steps
+    source: str = ""  # where the factor comes from: a run, a pull request
 
 
 class Prediction(LedgerRecord):
-    """A predicted change of a quantity.
-
-    of:            the one change that it is for (for an A/B, the arm); empty: all changes of its row
-    low, high:     90 % interval of `change`; for a bound one of them is None
-    before, after: None if only the difference or a bound is known
-    """
+    """A predicted change of a quantity."""
 
     quantity: Quantities
     unit: Unit
     method: Method
-    of: str = ""
+    of: str = ""  # the one change that it is for (for an A/B, the arm); empty: all changes of its row
     change: float | None = None
-    low: float | None = None
+    low: float | None = None  # 90 % interval of `change`; for a bound one of them is None
     high: float | None = None
-    before: float | None = None
+    before: float | None = None  # None, as `after`, if only the difference or a bound is known
     after: float | None = None
     assumptions: tuple[str, ...] = ()
 
 
 class Observation(LedgerRecord):
-    """What serving runs showed before and after a change.
-
-    change:    after - before, in `unit`
-    low, high: 90 % interval of the change; None if the source gives none
-    runs:      files or folders of the runs
-    digests:   of the runs' numbers
-    assumed:   names of identity fields that the runs do not tell and the user assumed to be alike
-    """
+    """What serving runs showed before and after a change."""
 
     quantity: Quantities
     unit: Unit
     before: float
     after: float
-    change: float
-    low: float | None = None
+    change: float  # after - before, in `unit`
+    low: float | None = None  # 90 % interval of the change; None if the source gives none
     high: float | None = None
     pairs: int | None = None
     source: str = ""
-    runs: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()  # files or folders
+    digests: tuple[str, ...] = ()  # of the runs' numbers
+    assumed: tuple[str, ...] = ()  # identity fields that the runs do not tell, assumed to be alike
 
     @model_validator(mode="after")
     def is_a_difference(self) -> Observation:

@@ -108,7 +108,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     if record is None or ending(record) in UNFINISHED:
         require_programs(plan)
     record = record or Record.begin(folder, plan, facts)
-    sys.exit(_run(record, budget_s, text, json_to, quiet))
+    sys.exit(_run(record, text, budget_s, json_to, quiet))
 
 
 def _print_template(name: str, json_to: str | None) -> None:
@@ -123,7 +123,8 @@ def _print_template(name: str, json_to: str | None) -> None:
 
 
 def _plan(changes: JsonObject, options: Mapping[str, Any]) -> Plan | None:
-    """The plan of the file, or of the options; None where neither is given. changes: of the plan"""
+    """The plan of the file, or of the options; None where neither is given. changes: fields that replace its
+    own"""
     from harness.serving.ab.plan import made
 
     file, launch, client, arms = (options[name] for name in ("file", "launch", "client", "arms"))
@@ -155,8 +156,8 @@ def parse_arm(text: str) -> tuple[str, JsonObject]:
     return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(flags)}
 
 
-def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
-    """Measures what the record lacks, prints the result and returns the exit code. text: what will be done"""
+def _run(record: Record, plan: str, budget_s: float | None, json_to: str | None, quiet: bool) -> int:
+    """Measures what the record lacks, prints the result and returns the exit code. plan: as it is printed"""
     from harness.cli.serving.ab_display import shown
     from harness.progress import Progress
     from harness.report.terminal import show
@@ -165,7 +166,7 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
 
     log = Progress(quiet).note
     if ending(record) in UNFINISHED:
-        log(text)
+        log(plan)
         record.hold(log)
         handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a SIGTERM stops like Control-C
         try:

@@ -45,25 +45,19 @@ def confidence(pairs: int | None, comparisons: int) -> float:
 @dataclass(frozen=True)
 class Effect:
     """The effect of an arm. A ratio above 1 means that it is faster: the base's time over its own, or its
-    throughput over the base's.
-
-    base, arm:         mean of the metric under each, in its own unit
-    low, high:         ends of the ratio's interval; 0 and infinity where pairs give none, as one pair
-    percent, interval: change of the metric itself, in per cent, and its interval; None where there is none
-    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over sqrt(2);
-                       None for one pair
-    """
+    throughput over the base's."""
 
     pairs: int
-    base: float
+    base: float  # mean of the metric, in its own unit
     arm: float
     ratio: float
-    low: float
+    low: float  # ends of the ratio's interval; 0 and infinity where pairs give none, as one pair
     high: float
-    percent: float
-    interval: list[float] | None
+    percent: float  # change of the metric itself
+    interval: list[float] | None  # of `percent`; None where there is none
     confidence: float
     launch_spread: float | None
+    """Deviation between launches of an arm, in per cent: that of pairs over sqrt(2); None for one pair."""
     verdict: VerdictName
 
 

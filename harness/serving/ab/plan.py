@@ -59,35 +59,27 @@ class Arm(StrictRecord):
 class Plan(StrictRecord):
     """One experiment, as its TOML file has it (docs/serving-ab.md).
 
-    launch, client, stop: commands; no shell runs them. Placeholders in braces are filled in
-    arms:       the first is compared with the others
-    env:        variables of all arms
-    warm_up:    the command that warms the server up; by default the client's with warm_up_prompts
-    ready:      a path that answers 200 once the server serves
-    flush:      a path to POST to before a measured run
-    port:       the first port that is tried; each launch takes another
-    margin:     the least effect, in per cent, that matters
-    pairs:      the number of pairs, judged when all are there; None: at most 12, judged after 4, 6, 8 and 12
-    *_minutes:  the expected time of a launch and of a run, used until the first ones are measured
+    launch, client, stop and warm_up are commands; no shell runs them. Placeholders in braces are filled in.
     """
 
     launch: str
     client: str
-    arms: dict[str, Arm] = Field(min_length=2)
-    env: Environment = Field(default_factory=dict)
+    arms: dict[str, Arm] = Field(min_length=2)  # the first is compared with the others
+    env: Environment = Field(default_factory=dict)  # variables of all arms
     image: str = ""
     prompts: int | None = Field(default=None, gt=0)
     warm_up_prompts: int | None = Field(default=None, gt=0)
-    warm_up: str = ""
-    ready: str = Field(default="/health", pattern="^/")
-    flush: str = Field(default="", pattern="^(/|$)")
+    warm_up: str = ""  # by default the client's command, with warm_up_prompts
+    ready: str = Field(default="/health", pattern="^/")  # a path that answers 200 once the server serves
+    flush: str = Field(default="", pattern="^(/|$)")  # a path to POST to before a measured run
     stop: str = ""
-    port: int = Field(default=30000, ge=1024, le=63000)
+    port: int = Field(default=30000, ge=1024, le=63000)  # the first that is tried; each launch takes another
     metric: Literal["tpot", "ttft", "ttft_median", "throughput"] = "tpot"
-    margin: float = Field(default=1.0, gt=0, lt=50)
+    margin: float = Field(default=1.0, gt=0, lt=50)  # the least effect, in per cent, that matters
     pairs: int | None = Field(default=None, ge=1)
+    """The number of pairs, judged when all are there; None: at most 12, judged after 4, 6, 8 and 12."""
     seed: int = Field(default=1, ge=0, lt=2**31)
-    launch_minutes: float = Field(default=10.0, gt=0)
+    launch_minutes: float = Field(default=10.0, gt=0)  # expected, until the first ones are measured
     run_minutes: float = Field(default=8.0, gt=0)
     first_ready_timeout: Seconds = 3600.0
     ready_timeout: Seconds = 1800.0

@@ -139,26 +139,21 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks for. notes: on the lengths of its load; others: its other options"""
+    """What a command asks for."""
 
     load: OfferedLoad
     model: str
-    notes: list[str]
-    others: dict[str, Any]
+    notes: list[str]  # on the lengths of the load
+    others: dict[str, Any]  # the other options
 
 
 @dataclass(frozen=True)
 class Command:
-    """A client's command line.
+    """A client's command line."""
 
-    program: `vllm`, `sglang`, or `script`: benchmark_serving.py or bench_serving.py, of either
-    options: by name, as text, with `_` between words
-    printed: whether the client printed it itself
-    """
-
-    program: str
-    options: Mapping[str, str]
-    printed: bool = False
+    program: str  # `vllm`, `sglang`, or `script`: benchmark_serving.py or bench_serving.py, of either
+    options: Mapping[str, str]  # by name, with `_` between words
+    printed: bool = False  # whether the client printed it itself
 
     def asked(self) -> Asked:
         named = {

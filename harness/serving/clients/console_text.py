@@ -39,24 +39,16 @@ UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
 
 @dataclass
 class Block:
-    """One result block.
+    """One result block."""
 
-    line:      of its header, from 1
-    offline:   whether it is of an engine without a server
-    values:    text by label, in lower case, with its unit in parentheses
-    conflicts: labels that are there twice with different values: two blocks in one, or a broken one
-    closed:    whether its last line is there
-    cut:       the label whose line ends the text without a newline, so that its value may be cut
-    before:    the lines above its header, from the end of the block before it on
-    """
-
-    line: int
-    offline: bool
-    before: list[str]
-    values: dict[str, str] = field(default_factory=dict)
+    line: int  # of its header, from 1
+    offline: bool  # whether it is of an engine without a server
+    before: list[str]  # the lines above its header, from the end of the block before it on
+    values: dict[str, str] = field(default_factory=dict)  # by label in lower case, with its unit: `a b (ms)`
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
-    closed: bool = False
-    cut: str = ""
+    """Labels that are there twice with different values: two blocks in one, or a broken one."""
+    closed: bool = False  # whether its last line is there
+    cut: str = ""  # the label whose line ends the text without a newline, so that its value may be cut
 
 
 def plain(text: str) -> list[str]:

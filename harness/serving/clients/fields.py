@@ -24,15 +24,11 @@ NUMBER = re.compile(
 
 @dataclass
 class Fields:
-    """The fields of one row. They are taken one by one; the others are its `rest`.
+    """The fields of one row. They are taken one by one; the others are its `rest`."""
 
-    where:   file and line, for messages
-    as_text: whether numbers are texts, perhaps with commas between thousands (CSV, console output)
-    """
-
-    where: str
+    where: str  # file and line, for messages
     values: Mapping[str, Any]
-    as_text: bool = False
+    as_text: bool = False  # whether numbers are texts, perhaps with commas (CSV, console output)
     findings: list[Finding] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     within: dict[str, Fields] = field(default_factory=dict)

@@ -33,19 +33,16 @@ HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True)
 class Document:
-    """A file as read.
-
-    content: of `json` one value; of `jsonl` a list of (line number, object); of `csv` a list of (line number,
-             row by column name), with the names in `header`; of `text` nothing
-    broken:  why it is not what its name or its first characters say; its kind is `text` then
-    """
+    """A file as read."""
 
     path: Path
     kind: Literal["json", "jsonl", "csv", "text"]
     text: str
     content: Any = None
+    """Of `json` one value; of `jsonl` a list of (line number, object); of `csv` a list of (line number, row
+    by column name), with the names in `header`; of `text` nothing."""
     header: tuple[str, ...] = ()
-    broken: str = ""
+    broken: str = ""  # why it is not what its name or its beginning says; its kind is `text` then
 
     def rows(self) -> list[Any]:
         """The values of a JSON or JSONL file that may be rows; none of other files."""

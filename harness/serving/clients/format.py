@@ -45,23 +45,18 @@ SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tp
 
 
 class Rule(StrictRecord):
-    """How a metric is read, from the number under a key or from the object there.
-
-    scale:     the factor from the client's unit to `unit`
-    statistic: of a number (default: `total`), or of an object with a single statistic
-    object:    whether the key holds an object of statistics
-    latencies: from the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The
-               same keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)
-    """
+    """How a metric is read, from the number under a key or from the object there."""
 
     name: str = ""
     unit: Literal["ms", "tok/s", "req/s", "tokens", "1"] = "ms"
     tokens: Tokens = "none"
     scope: Scope = "instance"
-    statistic: str = ""
-    scale: float = 1.0
-    object: bool = False
+    statistic: str = ""  # of a number (default: `total`), or of an object with a single statistic
+    scale: float = 1.0  # the factor from the client's unit to `unit`
+    object: bool = False  # whether the key holds an object of statistics
     latencies: dict[str, str] = Field(default_factory=dict)
+    """From the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The same
+    keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)."""
 
     @model_validator(mode="after")
     def _has_name(self) -> Rule:
@@ -133,14 +128,10 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its format's tables give it, before `Format.completed_by` completes it.
-
-    about: fields of ServingRun that are no records, such as its engine
-    extra: what is added to the fields of the row that nothing took
-    """
+    """A run as its format's tables give it, before `Format.completed_by` completes it."""
 
     row: Fields
-    about: dict[str, Any]
+    about: dict[str, Any]  # fields of ServingRun that are no records, such as its engine
     load: dict[str, Any]
     totals: dict[str, Any]
     parallelism: dict[str, Any]
@@ -148,7 +139,7 @@ class Draft:
     samples: RequestSamples
     format: Format
     notes: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # beside the fields of the row that nothing takes
 
     def value(
         self, name: str, statistic: str = "mean", tokens: str = "none", scope: str = ""
@@ -164,49 +155,31 @@ class Draft:
 
 
 class Format(StrictRecord):
-    """A client's file as data. Paths are those of `Fields.at`.
-
-    own:            keys of this client. A row has at least `at_least` of them, all of `needs`, one of
-                    `one_of`, and none of `not_with`. `a.b` is also key b of the objects in a list under a
-    needs_all_columns: whether a CSV that lacks one of `own` is refused
-    about:          texts: from field of ServingRun to path
-    fixed, fixed_load: fields of ServingRun and OfferedLoad that are the same in all its files
-    load, totals, parallelism: from fields of OfferedLoad, Totals, Parallelism to paths
-    duration_scale: the factor from the file's durations to seconds
-    metrics:        from path to the metric's rule
-    statistics:     from the client's names of statistics in objects to ours
-    units_inside:   whether these objects have their unit
-    requests:       the key of single requests' end-to-end times; empty: the client keeps no lists
-    says_protocol:  whether the client's `backend` names the protocol that it speaks
-    notes:          those of all its runs
-    wanted:         keys that the message names if a row has no measured number
-    more:           further tables, for `completed_by` and `rows`
-    completed_by:   a function of this package, as `module.function`, which completes a draft
-    rows:           another one, which gives the rows of a document, if they are not its objects
-    """
+    """A client's file as data. Paths are those of `Fields.at`."""
 
     name: str
-    own: frozenset[str] = frozenset()
-    at_least: int = 3
-    needs: frozenset[str] = frozenset()
-    one_of: frozenset[str] = frozenset()
-    not_with: frozenset[str] = frozenset()
-    needs_all_columns: bool = False
-    about: dict[str, str] = Field(default_factory=dict)
-    fixed: dict[str, Any] = Field(default_factory=dict)
-    load: dict[str, str] = Field(default_factory=dict)
-    fixed_load: dict[str, Any] = Field(default_factory=dict)
+    own: frozenset[str] = frozenset()  # keys of this client; `a.b` is also key b of the objects in a list
+    at_least: int = 3  # keys of `own` that a row has
+    needs: frozenset[str] = frozenset()  # keys that a row has, all of them
+    one_of: frozenset[str] = frozenset()  # keys of which a row has at least one
+    not_with: frozenset[str] = frozenset()  # keys that no row has
+    needs_all_columns: bool = False  # whether a CSV that lacks a key of `own` is refused
+    about: dict[str, str] = Field(default_factory=dict)  # texts: from field of ServingRun to path
+    fixed: dict[str, Any] = Field(default_factory=dict)  # fields of ServingRun that all its files have
+    load: dict[str, str] = Field(default_factory=dict)  # from field of OfferedLoad to path
+    fixed_load: dict[str, Any] = Field(default_factory=dict)  # as `fixed`
     totals: dict[str, str] = Field(default_factory=dict)
     parallelism: dict[str, str] = Field(default_factory=dict)
-    duration_scale: float = 1.0
-    metrics: dict[str, Rule] = Field(default_factory=dict)
-    statistics: dict[str, str] = Field(default_factory=dict)
-    units_inside: bool = False
-    requests: str = ""
-    says_protocol: bool = False
-    notes: tuple[str, ...] = ()
-    wanted: tuple[str, ...] = SERVED
-    more: dict[str, Any] = Field(default_factory=dict)
+    duration_scale: float = 1.0  # the factor from the file's durations to seconds
+    metrics: dict[str, Rule] = Field(default_factory=dict)  # by path
+    statistics: dict[str, str] = Field(default_factory=dict)  # from the client's names in objects to ours
+    units_inside: bool = False  # whether these objects have their unit
+    requests: str = ""  # the key of single requests' end-to-end times; empty: the client keeps no lists
+    says_protocol: bool = False  # whether the client's `backend` names the protocol that it speaks
+    notes: tuple[str, ...] = ()  # those of all its runs
+    wanted: tuple[str, ...] = SERVED  # keys that the message names if a row has no measured number
+    more: dict[str, Any] = Field(default_factory=dict)  # further tables, for the two functions below
+    # Functions of this package, in a table as `module.function`.
     completed_by: Callable[[Draft], None] | None = None
     rows: Callable[[Document], list[Fields]] = objects
 

@@ -16,31 +16,21 @@ from harness.serving.trace.profilers import NONE, RecordedTrace
 
 @dataclass(frozen=True)
 class LaunchedWork:
-    """Stretches of work, one in each row of the arrays. Times are in ns.
-
-    name:   number in RecordedTrace.names
-    op:     number of the operator that launched it; shapes: number of that operator's input shapes
-    calls:  1, or 0 for a stretch in which an operator goes on after another one inside it
-    device: number in `devices`; stream: number of the stream or thread
-    at:     when its launch was called; process: number of the process that called
-    graph:  bool, whether a graph launched it
-
-    op, shapes, at and process are NONE if unknown.
-    """
+    """Stretches of work, one in each row of the arrays. op, shapes, at and process are NONE if unknown."""
 
     on: Literal["gpu", "cpu"]
     devices: Sequence[Any]
-    name: np.ndarray
-    op: np.ndarray
-    shapes: np.ndarray
-    calls: np.ndarray
-    device: np.ndarray
-    stream: np.ndarray
-    start: np.ndarray
+    name: np.ndarray  # number in RecordedTrace.names
+    op: np.ndarray  # number of the operator that launched it
+    shapes: np.ndarray  # number of that operator's input shapes
+    calls: np.ndarray  # 1, or 0 for a stretch in which an operator goes on after another one inside it
+    device: np.ndarray  # number in `devices`
+    stream: np.ndarray  # number of the stream or thread
+    start: np.ndarray  # ns
     end: np.ndarray
-    at: np.ndarray
-    process: np.ndarray
-    graph: np.ndarray
+    at: np.ndarray  # when its launch was called, ns
+    process: np.ndarray  # number of the process that called
+    graph: np.ndarray  # bool, whether a graph launched it
 
 
 SAME_CALL_NS = 10**7  # a call may be recorded at two levels of the runtime, one within the other

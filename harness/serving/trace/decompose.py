@@ -137,18 +137,13 @@ class _Sums:
             by_step.setdefault((device, step), {})[CLASSES[op_class]] = times
         trace_start = int(work.start.min())
         for device, rows in enumerate(self.on_device):
-            step_of, start, end = self.step[rows], work.start[rows], work.end[rows]
+            step_of = self.step[rows]
             starts = np.full(count + 1, np.iinfo(np.int64).max)  # by step; NONE is the last
             ends = np.full(count + 1, np.iinfo(np.int64).min)
-            np.minimum.at(starts, step_of, start)
-            np.maximum.at(ends, step_of, end)
-            idle_before = start[1:] - np.maximum.accumulate(end)[:-1]  # of each row but the first
-            after_idle = np.flatnonzero(idle_before > 0) + 1  # rows that begin after the device was idle
-            idle_ns, step_after = idle_before[after_idle - 1], step_of[after_idle]
-            # Idle time is within a step if the step has begun before it and goes on after it.
-            within = (step_after != NONE) & (starts[step_after] < start[after_idle])
-            idle_between.append(int(idle_ns[~within].sum()))
-            idle_within = np.bincount(step_after[within], idle_ns[within], count)  # by step
+            np.minimum.at(starts, step_of, work.start[rows])
+            np.maximum.at(ends, step_of, work.end[rows])
+            idle_within, between = self._idle(rows, starts)
+            idle_between.append(between)
             steps = sorted(set(step_of[step_of != NONE].tolist()), key=lambda step: starts[step])
             for step, following in zip(steps, [*steps[1:], None], strict=True):
                 classes = by_step[device, step]
@@ -160,6 +155,20 @@ class _Sums:
                     time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
                 ))  # fmt: skip
         return trace_steps, idle_between
+
+    def _idle(self, rows: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, int]:
+        """The idle time of a device within each step and outside of all steps, in ns.
+
+        rows: those of the device, in the order of time; starts: of each step
+        """
+        start, end, step_of = self.work.start[rows], self.work.end[rows], self.step[rows]
+        idle_before = start[1:] - np.maximum.accumulate(end)[:-1]  # of each row but the first
+        after_idle = np.flatnonzero(idle_before > 0) + 1  # rows that begin after the device was idle
+        idle_ns, step_after = idle_before[after_idle - 1], step_of[after_idle]
+        # It is within a step that began before it and goes on after it.
+        within = (step_after != NONE) & (starts[step_after] < start[after_idle])
+        by_step = np.bincount(step_after[within], idle_ns[within], len(self.steps))
+        return by_step, int(idle_ns[~within].sum())
 
     def _device(self, number: int, idle_between: int) -> Device:
         rows, work, models = self.on_device[number], self.work, self.recorded.device_names

@@ -276,6 +276,7 @@ def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
     """Reads the records of each list one by one."""
     into.source = "rocprof"
     process = _RocprofProcess(into, -1)
+    # Below ROCPROF and a process, a list such as `agents` or `buffer_records` / `kernel_dispatch` is entered.
     for keys, value in items(text, lambda keys: len(keys) < 4 or (len(keys) == 4 and keys[3] != "*")):
         if keys == (ROCPROF, "*", "metadata", "pid"):
             process = _RocprofProcess(into, process.number + 1)

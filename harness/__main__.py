@@ -1,6 +1,6 @@
 """`python -m harness`: the command line, or one line that says which Python has what it needs.
 
-Every Python 3 can parse this file.
+Python 3.6 and later can parse this file and __init__.py, so that they can say so.
 """
 
 import os

@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from kernels import engines
 from kernels.defects import known_defects
 from kernels.engines import EngineDefault
-from kernels.engines.deploy import TABLES, columns, deployed, known_settings
+from kernels.engines.deploy import TABLES, deployed, known_settings, topk_columns
 from kernels.op import DTYPES
 from kernels.tables import Found, Problem
 from kernels.tables.files import RECORDED, Files, TableError
@@ -32,9 +32,9 @@ from shapes.names import near
 from shapes.scheduler import Workload
 from shapes.suites import cases_file
 
-MOST_ROWS = 16384
-"""The most rows of experts for which picks are drawn, as drawing many more takes seconds. Beyond it the
-products and not the reading of the weights bound the experts, so their time grows with the rows."""
+MOST_TOKENS = 16384
+"""The most tokens for which the experts' work is computed; for many more it takes seconds. The time of a call
+with more tokens is that of its products, and not of reading weights, so it grows with the tokens."""
 
 NO_TABLE = Found("", None)  # the look-up of a kernel that no table decides
 TOKENS = {"block_scale_gemm": "m", "fused_moe": "tokens", "mla_decode": "batch"}  # op -> size with the tokens
@@ -178,9 +178,10 @@ def engine_view(request: EngineRequest) -> EngineView:
     units = request.given.get("CU_NUM", str(device["units"]))
     if not units.isdecimal():
         raise UsageError(f"CU_NUM={units} is no number of compute units")
-    triton = request.triton or engines.triton(request.engine)
+    triton = request.triton or engines.facts(request.engine)["triton"]
     target = Target(engines.kind(arch), arch, int(units), device["driver"], triton=triton)
-    tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
+    pick_columns, is_masked = topk_columns(request.engine, deployment)
+    tables = Lookups(target, request.paths, request.given, pick_columns, is_masked)
     try:
         for name in request.paths:
             tables.files(name)  # a wrong path is an error, even if no shape asks that library
@@ -196,13 +197,7 @@ def engine_view(request: EngineRequest) -> EngineView:
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
     notes = [*left_out, *_without_effect(request, arch, shapes), *_unread(request, arch, libraries)]
-    r1 = model("deepseek-r1")
-    if replace(request.model, name=r1.name, source=r1.source) != r1:
-        notes.append(f"what {request.engine} runs was read for DeepSeek-R1; other shapes may run another row")
-        for name, files in tables.asked.items():
-            if files.path.parent == RECORDED:
-                recorded = f"tables of {name} were recorded for DeepSeek-R1's shapes"
-                notes.append(f"{recorded}: a miss of another shape may be none; give --{name} PATH")
+    notes += _read_for_r1(request, tables)
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
@@ -259,9 +254,9 @@ def shares(calls: Sequence[Call], request: EngineRequest) -> list[float]:
 def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
     """Seconds of a call at the device's limits, if all experts are picked equally often."""
     op, sizes, scale = kernels.OPS[call.op], call.sizes, 1.0
-    if call.rows:
-        scale = max(call.rows, MOST_ROWS) / MOST_ROWS
-        sizes = sizes | {"tokens": min(call.rows, MOST_ROWS), "routing": "balanced"}
+    if call.rows:  # of the experts
+        scale = max(call.rows, MOST_TOKENS) / MOST_TOKENS
+        sizes = sizes | {"tokens": min(call.rows, MOST_TOKENS), "routing": "balanced"}
     return scale * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
 
 
@@ -332,6 +327,18 @@ def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> 
     of_tables = libraries.get(request.engine, version)
     if not of_tables.startswith(version):
         yield f"what {request.engine} runs was read in {version}; the tables are those of {of_tables}"
+
+
+def _read_for_r1(request: EngineRequest, tables: Lookups) -> Iterator[str]:
+    """For a model of other sizes than DeepSeek-R1: lines on what was recorded for DeepSeek-R1 alone."""
+    r1 = model("deepseek-r1")
+    if request.model == replace(r1, name=request.model.name, source=request.model.source):
+        return
+    yield f"what {request.engine} runs was read for DeepSeek-R1; other shapes may run another row"
+    for name, files in tables.asked.items():
+        if files.path.parent == RECORDED:
+            recorded = f"tables of {name} were recorded for DeepSeek-R1's shapes"
+            yield f"{recorded}: a miss of another shape may be none; give --{name} PATH"
 
 
 def _unasked(request: EngineRequest, library: str, arch: str) -> str:

@@ -23,8 +23,6 @@ class UnreadableError(UsageError):
 
 
 class NothingRan(HarnessError):
-    """Nothing could run here."""
-
     exit_code = NOTHING_RAN
 
 
@@ -41,9 +39,8 @@ def one_line(error: BaseException) -> str:
     """An exception as one line that begins with its type."""
     text = text_of(error)
     if text.startswith("0 active drivers"):  # Triton's words for a machine without a GPU
-        text = (
-            "Triton has no GPU; TritonImplementation of kernels.triton_runtime as base interprets it on a CPU"
-        )
+        base = "kernels.triton_runtime.TritonImplementation"
+        text = f"Triton has no GPU; it interprets a kernel on a CPU if the implementation derives from {base}"
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import sys
 import tempfile
@@ -18,6 +19,11 @@ from shapes import toml
 Parsed = TypeVar("Parsed")
 
 JsonObject = dict[str, Any]  # as json.loads returns it
+
+
+def finite(number: float) -> float | None:
+    """The number; None where it is infinite or NaN, which JSON cannot hold."""
+    return number if math.isfinite(number) else None
 
 
 def whole_lines(data: bytes) -> int:

@@ -24,6 +24,7 @@ HEAD = 4096  # bytes that tell a file's format
 LARGEST_VALUE = 64 << 20  # characters; if a value is longer, the file is broken
 NEAR_END = 24  # characters before the end of what was read; a value there may continue in the next piece
 SPACE = re.compile(r"[ \t\r\n]*")
+DECODER = json.JSONDecoder(strict=False)
 
 Keys = tuple[str, ...]
 
@@ -122,19 +123,17 @@ class JsonText:
 
 def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
     """Path and value of each value of a JSON text, in the order of the file. A path has the keys from the
-    root, with `*` for an array's items. Raises UnreadableError if the text is no JSON, Truncated if it ends
-    early. enter: whether a container with that path is entered; otherwise it is given whole"""
-    yield from _values(text, (), enter, json.JSONDecoder(strict=False))
+    root, with `*` for an array's items. A container for whose path `enter` returns False is given whole.
+    Raises UnreadableError if the text is no JSON, Truncated if it ends early."""
+    yield from _values(text, (), enter)
     if text.peek():
         raise text.broken("more after the end")
 
 
-def _values(
-    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
-) -> Iterator[tuple[Keys, Any]]:
+def _values(text: JsonText, path: Keys, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
     first = text.peek()
     if first not in ("{", "[") or not enter(path):
-        yield path, _whole(text, decoder)
+        yield path, _whole(text)
         return
     end = "}" if first == "{" else "]"
     text.at += 1
@@ -146,27 +145,28 @@ def _values(
         if first == "{":
             if text.peek() not in ('"', ""):
                 raise text.broken("a key is wanted")
-            key = _whole(text, decoder)
+            key = _whole(text)
             text.take(":")
-        yield from _values(text, (*path, key), enter, decoder)
+        yield from _values(text, (*path, key), enter)
         if text.take(f",{end}") == end:
             return
 
 
-def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
+def _whole(text: JsonText) -> Any:
     """The value that begins here. Near the end of what was read so far it may continue, so more is read."""
     text.peek()
     while True:
         try:
-            value, end = decoder.raw_decode(text.text, text.at)
+            value, end = DECODER.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
             unterminated = error.msg.startswith("Unterminated")
             may_continue = unterminated or error.pos > len(text.text) - NEAR_END
             if may_continue and text.read_on():
                 continue
             text.at = error.pos
-            is_closed = text.text[error.pos :].rstrip().endswith(("]", "}"))
-            if may_continue and (unterminated or not is_closed):
+            # A file that was cut off ends in a string, or without the bracket that closes the whole text.
+            is_cut_off = unterminated or not text.text[error.pos :].rstrip().endswith(("]", "}"))
+            if may_continue and is_cut_off:
                 raise text.truncated() from None
             raise text.broken(error.msg) from None
         except RecursionError:

@@ -29,7 +29,7 @@ import kernels
 from harness.cli.run import run
 from harness.errors import STOPPED, UsageError
 from harness.files import explained, replace
-from harness.paths import RESULTS, ROOT, cache
+from harness.paths import RESULTS, ROOT, cache, option_words
 from harness.plan.select import choose_op
 from harness.results.read import load
 
@@ -85,17 +85,13 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     folder = options.pop("out", RESULTS / "local" / f"{created}-{op}-{name}")
     words = ["--op", op, "--impl", f"{name},{beside}".rstrip(","), "--case", case]
-    for option, option_value in options.items():
-        for value in option_value if isinstance(option_value, list | tuple) else [option_value]:
-            if value is None or value is False:  # the default
-                continue
-            words.append(f"--{option.replace('_', '-')}")
-            if value is not True:
-                words.append(str(value))
+    words += option_words({option.replace("_", "-"): value for option, value in options.items()})
     output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # the command that the run records
-    # Other versions of this plug-in are left out: they declare the same implementation.
-    others = [path for path in plugins.split(os.pathsep) if path and _stem(path) != _stem(str(plugin))]
+    # Other versions of this plug-in, which differ in the hash at the end of the name, are left out: they
+    # declare the same implementation.
+    hash_at = -len("01234567.py")
+    others = [path for path in plugins.split(os.pathsep) if path and path[:hash_at] != str(plugin)[:hash_at]]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:
         with contextlib.redirect_stdout(output):
@@ -109,11 +105,6 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     path = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH "
     hint = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
     return BenchTable(Path(folder), output.getvalue().lstrip() + hint)
-
-
-def _stem(plugin: str) -> str:
-    """The path of a plug-in without its hash, which is the same for all versions of one function."""
-    return plugin[: -len("01234567.py")]
 
 
 # The plug-in
@@ -149,8 +140,8 @@ _bench_sys_.path += [folder for folder in {path} if folder not in _bench_sys_.pa
 
 
 def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
-    """Adds the text that gives a name its value, after the texts of the names that it needs. Raises
-    UsageError."""
+    """Adds the text that gives a name its value, after the texts of the names that it needs. What a module
+    has is imported; other functions and classes are defined by their source. Raises UsageError."""
     if name in definitions:
         return
     definitions[name] = ""  # so that a function that uses itself is not defined again
@@ -160,9 +151,9 @@ def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
         text = f"import {value.__name__} as {name}"
     elif own_name and module != "__main__" and getattr(sys.modules.get(module), own_name, None) is value:
         text = f"from {module} import {own_name} as {name}"
-    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):
+    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):  # no module has its name
         text = _source_with_names(name, value, definitions)
-    else:
+    else:  # a number, a tuple ...
         text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
     del definitions[name]
     definitions[name] = text  # now behind the names that it needs

@@ -7,7 +7,9 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "harness" / "catalogue"
@@ -52,6 +54,19 @@ def command(*words: str | Path) -> str:
     """A command to paste into a shell, with this Python; screens must not wrap it (report.terminal.show)."""
     shown = (str(below_here(word)) if isinstance(word, Path) else word for word in words)
     return shlex.join([this_python(), "-m", "harness", *shown])
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line. True is a flag, a list an option that is given several times; None
+    and False leave an option out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            for word in value if isinstance(value, list | tuple) else [value]:
+                words += [f"--{name}", str(word)]
+    return words
 
 
 def writable(folder: Path) -> bool:

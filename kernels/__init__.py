@@ -54,7 +54,7 @@ def implementations(op: str) -> list[Implementation]:
         if path.is_dir():
             _import_plugin(path)  # raises here what `_add_ops` suppressed
         else:
-            candidates += _plugin_implementations(path, _imports_plugins)
+            candidates += _plugin_implementations(path)
     by_name: dict[str, Implementation] = {}
     for candidate in candidates:
         if candidate.op != op:
@@ -78,15 +78,16 @@ def _declared_in(module: ModuleType) -> Iterator[Implementation]:
 
 
 _imports_plugins = False
-"""Whether this process imports the files of plug-ins itself."""
+"""Whether this process imports the files of plug-ins itself. See `import_plugins`, which sets it."""
 
 
 def import_plugins() -> None:
-    """From now on this process imports plug-ins: it is a worker, or a process that compiles or tunes them.
-    Any other process asks one that imports the plug-in alone (see plugin_process.py)."""
+    """Makes this process import the files of plug-ins itself when it next lists implementations: it is a
+    worker, or it compiles or tunes them. By default another process imports each (see plugin_process.py)."""
     global _imports_plugins
     _imports_plugins = True
     implementations.cache_clear()
+    _plugin_implementations.cache_clear()
 
 
 def name_plugins(paths: str) -> None:
@@ -97,9 +98,9 @@ def name_plugins(paths: str) -> None:
 
 
 @functools.cache
-def _plugin_implementations(path: Path, imported: bool) -> list[Implementation]:
-    """The implementations of a plug-in's file. imported: in this process; otherwise in one of its own"""
-    if imported:
+def _plugin_implementations(path: Path) -> list[Implementation]:
+    """The implementations of a plug-in's file."""
+    if _imports_plugins:
         return implementations_of(path)
     process = PluginProcess(path)
     return [PluginImplementation(process, facts) for facts in process.ask("list")]
@@ -143,8 +144,8 @@ def plugin_files() -> list[Path]:
 
 
 def load_plugins() -> list[ModuleType]:
-    """Imports the folders that KERNEL_BENCH_PLUGINS names; its files too, if this process imports plug-ins.
-    Raises PluginError for what cannot be used."""
+    """Imports the folders that KERNEL_BENCH_PLUGINS names, and after `import_plugins` its files too. Raises
+    PluginError for what cannot be used."""
     return [_import_plugin(path) for path in plugin_files() if _imports_plugins or path.is_dir()]
 
 

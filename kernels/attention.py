@@ -3,8 +3,8 @@
 `Reference.sigma` follows from what a right kernel does. It takes exact products of bf16, sums them in fp32,
 and rounds to bf16 twice, with a relative error of at most 2^-8, in root mean square about 2^-9: it rounds the
 softmax weights before the second product, each independently (`rounding_variance`), and the output
-(`output_variance`). The fp32 error of a score of size |s| acts like an error of its weight. For
-`Reference.sigma_fp8` the weights are rounded to FP8 instead (`fp8_variance`).
+(`output_variance`). The fp32 error of a score makes a relative error of its weight, which is added to that of
+rounding. For `Reference.sigma_fp8` the weights are rounded to FP8 instead (`fp8_variance`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ SHIFT = 120.0
 """Adversarial operands add it to the scores of some heads, and subtract it from those of others."""
 
 LEAST_SIGMA = 2.0**-63
-"""The least sigma, in units of the largest value. Its square is fp32's smallest normal number, 2^-126. Where
-the key that has all the weight has a value of 0, the output is the sum of weights that underflow. Some
-implementations of the exponential return 2^-126 for these, others 0."""
+"""The least sigma, in units of the largest value. Its square is fp32's smallest normal number, 2^-126. It is
+for rows in which one key has all the weight and a value of 0. Then only the other keys make the output, and
+their weights underflow: some implementations of the exponential return 2^-126 for them, others 0."""
 
 EVEN = 0.1
-"""The largest softmax weight in rows of `Reference.even`. A row's largest weight is exactly 1 before it is
-normalised, so rounding does not change it, and rows in which its share is larger have a smaller error."""
+"""The most that a softmax weight may be in rows of `Reference.even`. Kernels round weights before they
+normalise them. A row's largest weight is exactly 1 then and gets no error, so a row that consists mostly of
+it has a smaller error than others."""
 
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
@@ -69,8 +70,8 @@ def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_ke
 
 
 def edges(length: int, *tiles: int) -> list[int]:
-    """Indices below `length`, ascending, at which kernels go wrong that tile the length: the first index of
-    the second and of the last tile of each size, of the second half, and the index before each of these."""
+    """Indices below `length`, ascending, at which kernels that tile the length go wrong: for each size of
+    `tiles` where the second and the last tile begin, where the second half begins, and one before each."""
     begins = {-(-length // 2)}
     for tile in tiles:
         begins |= {tile, (length - 1) // tile * tile}

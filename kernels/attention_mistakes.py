@@ -148,7 +148,7 @@ class Attended:
     parts: Iterable[tuple[int, int]]  # the parts of the keys that are combined, each (begin, end)
     # Which keys each query sees, [query tokens * heads, keys] or [new, keys]; None for all.
     seen: torch.Tensor | None = None
-    chosen: torch.Tensor | None = None  # which of its queries these are; None for all
+    chosen: torch.Tensor | None = None  # the numbers of the sequence's queries that q has; None for all
 
     @property
     def scores(self) -> torch.Tensor:
@@ -172,9 +172,9 @@ class Attended:
         query: torch.dtype | None = None,
         **changed: Any,
     ) -> torch.Tensor:
-        """The output of a call that rounds softmax weights to FP8, and q, unless it has FP8 values already.
-        weights, query: the formats, by default `fp8`; a `round_weights` of `how` other than bf16 comes first
-        """
+        """The output of a call that rounds softmax weights and q to FP8. Where q has FP8 values, that does
+        not change them. how: if its `round_weights` is not bf16's, weights are rounded by that instead;
+        weights, query: the formats, by default `fp8`"""
         if how.round_weights is bf16:
             how = replace(how, round_weights=partial(fp8, weights or self.fp8))
         q = fp8(query or self.fp8, changed.pop("q", self.q))
@@ -331,7 +331,7 @@ class AttentionOp:
         """A kernel that is wrong in the sequence `victim`."""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
-    def output(self, change: Round) -> Compute:
+    def changed_output(self, change: Round) -> Compute:
         """A kernel that is wrong in the sequence `victim`. change: makes a wrong output of the right one"""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
@@ -340,19 +340,19 @@ class AttentionOp:
         these answers, so the op's own come first, and those that take long come last.
         read: what a right kernel reads for each sequence; columns: those of the output that are returned"""
 
-        def output(wrong: Wrong) -> torch.Tensor:
+        def answer(wrong: Wrong) -> torch.Tensor:
             row_shape = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
             outputs = [out.reshape(-1, *row_shape, out.shape[-1]) for out in map(wrong, read)]
             return torch.cat([out[..., columns] for out in outputs])
 
         wrongs = {**own, **SHARED_MISTAKES}
         slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))
-        return {name: partial(output, wrongs[name]) for name in slow_last}
+        return {name: partial(answer, wrongs[name]) for name in slow_last}
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
         computes = {name: self.in_one(wrong) for name, wrong in {**SHARED_MISTAKES, **own}.items()}
-        computes |= {name: self.output(change) for name, change in OUTPUT_MISTAKES.items()}
+        computes |= {name: self.changed_output(change) for name, change in OUTPUT_MISTAKES.items()}
         computes["last sequence never computed"] = self.kernel(
             lambda o: self.sequences(o)[-1:], lambda a, right: torch.zeros_like(right)
         )

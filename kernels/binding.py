@@ -87,7 +87,7 @@ class Symbol:
         return ""
 
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
-        """The wishes that a function with this signature does not take; none where it is not known (None)."""
+        """Those of `Function.wishes` that this signature does not take; none where it is not known (None)."""
         return set()
 
 
@@ -120,15 +120,13 @@ class Function(Symbol):
 
         method_of: the object of which it is a method
         """
-        declared_otherwise = f"{self.places[0]} is declared otherwise"
+        declaration = f"the declaration of {self.places[0]}"
         undeclared = by_name.keys() - {*self.needs, *self.wishes}
-        assert not undeclared, f"{declared_otherwise}: without {sorted(undeclared)}"
+        assert not undeclared, f"{declaration} does not name {sorted(undeclared)}"
         missing = [argument for argument in self.needs if argument not in by_name]
-        assert not missing, f"{declared_otherwise}: it needs {missing}"
-        positions = len(by_position)
-        assert positions == self.positions, (
-            f"{declared_otherwise}: with {self.positions} arguments by position, not {positions}"
-        )
+        assert not missing, f"{declaration} says that it needs {missing}"
+        given, declared = len(by_position), self.positions
+        assert given == declared, f"{declaration} has {declared} arguments by position, not {given}"
         place, function = self.at()
         if method_of is not None:
             function = getattr(method_of, place.rpartition(".")[2])

@@ -27,7 +27,8 @@ def bind(
     narrowed = operands.narrowed()
     # An implementation may read activations when it prepares, so they must have values.
     op.step(operands, narrowed.live_tensors())()
-    inner = bind(op, implementation, narrowed, out, None if first is None else first.stationary)
+    first_inner = None if first is None else first.stationary  # set below
+    inner = bind(op, implementation, narrowed, out, first_inner)
     # The step writes directly into the tensors that the inner call reads, as an engine's fused producer does.
     call = sequence(op.step(operands, inner.inputs()), inner.call)
     composed = Prepared(operands, out, call, result=lambda _: inner.result(), picked=inner.picked)

@@ -62,7 +62,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """What an engine uses for a shape on this machine's device."""
+    """What an engine uses for a shape on this machine's device, where it has a table or a default."""
 
     entry: EngineEntry
     """The configuration at the M of the case."""
@@ -97,7 +97,7 @@ class EngineLookUp(ABC):
 
     @abstractmethod
     def table(self, sizes: Any) -> Mapping[int, EngineEntry] | None:
-        """The engine's entries by M; None where it has no table for the shape."""
+        """The entries of the engine's file for the shape, by M; None where it has no such file."""
 
     @abstractmethod
     def entry(self, sizes: Any, m: int) -> EngineEntry:
@@ -145,6 +145,7 @@ class EngineTuned(Tunable):
     Config = EngineConfig
     forced: EngineConfig | None = None
     tables: EngineLookUp
+    """Looks up what the engine would choose."""
     depths: tuple[int, ...] = (128,)
     """The values of BLOCK_SIZE_K to try."""
     reads: str

@@ -25,8 +25,8 @@ class TooMuchWork(Exception):
 
 
 class Work(TorchFunctionMode):
-    """A context in which torch may compute so many elements and operations, then raises TooMuchWork. A limit
-    of time would end a diagnosis at another place whenever the machine is busy."""
+    """Limits the work of a diagnosis: a context in which torch computes so many elements and operations, then
+    raises TooMuchWork. A limit of time would end a diagnosis elsewhere whenever the machine is busy."""
 
     done = 0.0  # the share of the limit that is used
 
@@ -46,8 +46,8 @@ Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 overwrite the right output and return that, as many kernels are wrong in one place only."""
 
 Answers = Mapping[str, Callable[[], torch.Tensor]]
-"""By the name of a mistake, a function that returns what a kernel gives that makes it everywhere, for some
-rows and columns of the output, [rows, ..., columns]. It raises where operands do not allow the mistake."""
+"""By the name of a mistake, a function that returns what a kernel outputs if it makes the mistake everywhere:
+some rows and columns, [rows, ..., columns]. It raises where operands do not allow the mistake."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def share(ours: ModuleType) -> None:
     def lookup(name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        # `from kernels import vendor` asks for the attribute before it looks for the module. Our packages are
-        # attributes already, as `kernels` imports them.
+        # `from kernels import vendor` asks for the attribute before it looks for the module, so it must get
+        # our module here. Our packages are attributes already: `kernels` has imported them all.
         if (own_folder / f"{name}.py").exists():
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)

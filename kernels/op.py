@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from kernels.formats import native, native_scales
+from kernels import formats
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
 from kernels.support import Support, as_support, need
@@ -76,8 +76,8 @@ class Tolerance:
     """The same for all other calls. A truncation to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
-    A kernel of a format with one bit less errs in every row as much as a right call errs in its worst row, so
-    `row` accepts both. Records call it `noise_limit`. It is not the noise of an A/A pair."""
+    It refuses a kernel of a format with one bit less. Each row of that errs as much as the worst row of a
+    right call, so `row` accepts it. Records call it `noise_limit`. It is not the noise of an A/A pair."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ def affordable(
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
     order: the numbers of all rows, which have `width` elements each; a repeated one counts once
-    flops: returns the cost of a row. It is called in this order: the first row that needs a weight pays it
+    flops: returns what a row costs after those before it in `order`, which may have paid for its weights
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -194,7 +194,7 @@ class Prepared:
                 strides. Default: the canonical tensors themselves
         after_load: called by `load` after it copied new live operands into `inputs`
         result: the output in the op's canonical layout, as a tensor or as a function of what the call
-                returned. Default: `out`, or what the call returned
+                returned (None where there is an `out`). Default: `out`, or what the call returned
         picked: returns what the library chose to run, for the record
 
         Raises TypeError without a call, or for a function that needs arguments.
@@ -208,8 +208,8 @@ class Prepared:
         # no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What calls on further sets of operands use again: the result of the declaration's `stationary`. For
-        a call that kernels/compose.py composed it is the inner call."""
+        """What calls on further sets of operands use again: what the declaration's `stationary` returned. Of
+        a call that kernels/compose.py composed it is the inner Prepared, whose own has that."""
         self._call = call
         self._inputs = inputs
         self._after_load = after_load
@@ -342,16 +342,16 @@ class Implementation:
     def native(self, boundary: str) -> str | None:
         """The widest of its `boundaries` that is not wider than this one; None if all are wider."""
         not_wider = BOUNDARIES[: BOUNDARIES.index(boundary) + 1]
-        return next((native for native in reversed(not_wider) if native in self.boundaries), None)
+        return next((own for own in reversed(not_wider) if own in self.boundaries), None)
 
     def composition(self, boundary: str) -> str:
         """Says which kernels of the suite precede its call in this boundary; empty if none does."""
-        native = self.native(boundary)
-        if native in (None, boundary):
+        own = self.native(boundary)
+        if own in (None, boundary):
             return ""
-        added = BOUNDARIES[BOUNDARIES.index(native) + 1 : BOUNDARIES.index(boundary) + 1]
+        added = BOUNDARIES[BOUNDARIES.index(own) + 1 : BOUNDARIES.index(boundary) + 1]
         producers = " and ".join(PRODUCERS[wider] for wider in reversed(added))
-        return f"{native} call after the suite's own {producers}"
+        return f"{own} call after the suite's own {producers}"
 
     def supports(self, case: Case, platform: Platform) -> Support:
         """Whether it runs this case on this platform."""
@@ -512,8 +512,8 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 def _check_parameters(
     function: Any, parameters: tuple[str, ...], source: str, follow_wrapped: bool = True
 ) -> None:
-    """Raises TypeError where a function does not take these arguments by position. follow_wrapped: as of
-    `inspect.signature`"""
+    """Raises TypeError where a function does not take these arguments by position. follow_wrapped: whether
+    the function that it wraps (functools.wraps) must take them, as a call may fill in arguments of that"""
     try:
         inspect.signature(function, follow_wrapped=follow_wrapped).bind(*parameters)
     except TypeError:
@@ -557,10 +557,8 @@ def _member(base: type[Implementation], member: str, value: Any) -> Any:
     return replaced if member in REPLACED else value
 
 
-@functools.cache
-def _size_types(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Size]]:
-    """By the name of each size, its type: int or str."""
-    return typing.get_type_hints(sizes)
+_size_types = functools.cache(typing.get_type_hints)
+"""Of a class `Op.Sizes`: by the name of each size, its type, int or str."""
 
 
 class Op(ABC):
@@ -577,13 +575,15 @@ class Op(ABC):
     engine_like: ClassVar[str] = ""
     # Whether its operands have lengths of sequences (see Seeds.lengths).
     lengths: ClassVar[bool] = False
-    # Whether further sets of operands hold other live values. Otherwise they are copies of the first set.
+    # Whether further sets of operands (`Seeds.turn` numbers them) hold other live values than the first one.
+    # Otherwise they are copies of it.
     turns: ClassVar[bool] = False
     # For messages: what an index along each dimension of its output counts, columns last: `token` ...
     axes: ClassVar[tuple[str, ...]] = ()
     # Sizes that a case leaves out where they are the default, because older records do not have them.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The size that is `fp8` where operands are FP8: only such cases have the size `fp8`. Empty: all have it.
+    # The size that says whether operands are FP8, such as `kv`. Only where it is `fp8` does a case have the
+    # size `fp8`, which names the format. Empty: all cases have it.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
@@ -618,7 +618,7 @@ class Op(ABC):
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
         """Sizes that a case leaves to the architecture it runs on: the FP8 format and the kind of scales."""
-        of_arch = {"fp8": native(arch), "scales": native_scales(arch)}
+        of_arch = {"fp8": formats.native(arch), "scales": formats.native_scales(arch)}
         return {field.name: of_arch[field.name] for field in fields(self.Sizes) if field.name in of_arch}
 
     def make(self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
@@ -680,7 +680,7 @@ class Op(ABC):
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """The least number of bytes that `turns` calls, each on the next set of operands, read from memory,
+        """The least number of bytes that so many calls, each on the next set of operands, read from memory,
         each byte once; 0 if nothing is streamed. The number of sets follows from it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:

@@ -97,7 +97,8 @@ class Operands(ABC):
         return sum(place * _digest(tensor) for place, tensor in enumerate(self.guarded_tensors(), start=1))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        """The tensors that `digest` covers: of views the tensors around them, to notice stray stores."""
+        """The tensors that `digest` covers. In place of a view, an op may give the tensor around it, so that
+        stray stores beside the view are noticed."""
         return self.tensors().values()
 
 

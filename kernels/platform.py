@@ -195,10 +195,10 @@ def of(device: torch.device) -> Platform:
     import torch
 
     gpu = torch.cuda.get_device_properties(device)
-    name = f"cuda:{device.index or 0}"
+    kind, arch = "cuda", f"sm_{gpu.major}{gpu.minor}"
     if torch.version.hip:
-        return Platform("rocm", gpu.gcnArchName.split(":")[0], name, gpu.name, memory=gpu.total_memory)
-    return Platform("cuda", f"sm_{gpu.major}{gpu.minor}", name, gpu.name, memory=gpu.total_memory)
+        kind, arch = "rocm", gpu.gcnArchName.split(":")[0]
+    return Platform(kind, arch, f"cuda:{device.index or 0}", gpu.name, memory=gpu.total_memory)
 
 
 @functools.cache
@@ -221,7 +221,7 @@ def run(*command: str) -> str:
 
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that select GPUs."""
+"""The variables of gpus.VARIABLES, for all kinds of platforms."""
 ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 """Values of VISIBLE with which users, Ray and Slurm hide all GPUs."""
 
@@ -241,6 +241,7 @@ def _gpus() -> tuple[list[Platform], str]:
         count = len(_kfd())
     settings = {variable: os.environ[variable] for variable in VISIBLE if variable in os.environ}
     if usable:
+        # A slice that nvidia-smi does not list is known by the variable that names it, without its memory.
         named_slice = settings.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
         if usable[0].memory or not named_slice.startswith("MIG-"):
             return usable, smi_error

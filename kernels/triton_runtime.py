@@ -30,7 +30,7 @@ NOT_INTERPRETED = (
 )
 
 CPU = Target("cpu", "cpu", 64)
-"""The interpreter. It has no compute units, but with 64 kernels that split their work among units do so."""
+"""The interpreter. It has no compute units. Kernels that split their work among the units do so for 64."""
 
 
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
@@ -107,10 +107,10 @@ class ConfiguredPrepared(Prepared):
     ) -> None:
         super().__init__(operands, out, inputs=inputs)
         self.interpreted = out.device.type == "cpu"
-        self.written = self.rounded_later(out)
+        self.written = self.written_for(out)
         """The tensor that the kernels write: `out`, or one from which `call` rounds `out`."""
 
-    def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
+    def written_for(self, narrow: torch.Tensor) -> torch.Tensor:
         """The tensor that a kernel writes in place of `narrow`: on a GPU `narrow` itself. The interpreter
         truncates where it should round, so it writes fp32, from which the caller rounds to `narrow`."""
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
@@ -122,13 +122,10 @@ class ConfiguredPrepared(Prepared):
         return codes
 
     def call(self) -> None:
-        self.launch()
-        if self.written is not self.out:
-            self.out.copy_(self.written)
-
-    def launch(self) -> None:
         for launch in self.launches:
             launch()
+        if self.written is not self.out:
+            self.out.copy_(self.written)
 
     def picked(self) -> str:
         return f"{words(self.choice.config)} ({self.choice.origin})"

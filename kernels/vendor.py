@@ -19,6 +19,7 @@ from kernels.op import OPS, Implementation, Unsupported
 from kernels.platform import LIBRARIES, Platform, version
 from kernels.support import Support, need
 from shapes.case import Case
+from shapes.names import either
 
 BLACKWELL = ("sm_100", "sm_103")
 """The data centre's Blackwell: B200 and B300."""
@@ -94,12 +95,12 @@ def is_older(version: str, first: str) -> bool:
 
 
 def releases_read(library: str) -> list[str]:
-    """The newest release of each series of a library whose source was read for the calls of rows."""
+    """Releases of a library of which rows' authors read the source: the newest of each series."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest release that was read of a version's series, if it is older than the version; else empty."""
+    """The newest of `releases_read` up to this major version, if the version is newer still; else empty."""
     try:
         installed = Version(version)
     except InvalidVersion:
@@ -110,12 +111,6 @@ def last_read(library: str, version: str) -> str:
     if same_series and Version(installed.public) > max(same_series):
         return str(max(same_series))
     return ""
-
-
-def either(names: Sequence[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 class Aiter(Vendor):
@@ -282,7 +277,7 @@ ONEDNN_ISAS = _ISAS.split()
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use an instruction set. isa: of ONEDNN_ISAS, or empty
+    """Whether this process's environment lets oneDNN use an instruction set. isa: of ONEDNN_ISAS, or empty.
     oneDNN ignores case and unknown values, and reads DNNL_MAX_CPU_ISA where the newer variable is not set."""
     if not isa:
         return Support(True)

@@ -19,7 +19,8 @@ MOST_DECODE_BINS = 8
 MOST_BINS = 4
 """The most bins of steps that prefill; in `token_bins` also the most bins of steps that only decode."""
 CLOSE = 0.04
-"""Groups are cut until the root mean square of the distances of places from their group's mean is less."""
+"""Groups of steps are cut until their steps are so close to the mean of their group, in root mean square. The
+distance of two steps is that of logarithms, such as those of their tokens: 0.04 is about 4 percent."""
 RARE = 0.005  # the least share of the steps that a group has
 BATCH_WEIGHT = 4.0
 """How much more the batch of a decode step counts than its context: kernels choose their tiles by batch."""
@@ -74,8 +75,8 @@ class _DecodePiece(NamedTuple):
 
 
 def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE_BINS) -> list[DecodeBin]:
-    """The bins of the steps that decode. Each keeps the number of its steps and, to within half a token for
-    each request, their cached tokens. Its span has the mean variance of the lengths within a batch."""
+    """The bins of the steps that decode. A bin has the weight of its steps, and as many cached tokens in all
+    as they have, up to rounding. Its span has the mean variance of the lengths within their batches."""
     pieces: Counter[_DecodePiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.lengths:
@@ -126,15 +127,15 @@ class _PrefillPiece(NamedTuple):
 
     @property
     def place(self) -> tuple[float, float, float]:
-        """The logarithms of the chunks, of the new tokens of a chunk, and of the pairs of a new token."""
+        """The logarithms of three numbers: chunks, new tokens of a chunk, and pairs of a new token."""
         mean_new = self.new / len(self.chunks)
         pairs = (self.new_pairs + self.cached_pairs) / self.new
         return math.log(len(self.chunks)), math.log(mean_new), math.log(pairs)
 
 
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST_BINS) -> list[PrefillBin]:
-    """The bins of the steps that prefill. Each keeps the number of its steps and, to within half a token for
-    each chunk, their new tokens. Its prefix keeps the number of pairs of a new and a cached token."""
+    """The bins of the steps that prefill. A bin has the weight of its steps. It has as many new tokens, and
+    pairs of a new and a cached token, as they have, up to rounding."""
     pieces: Counter[_PrefillPiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.chunks:
@@ -165,8 +166,8 @@ class _TokenPiece(NamedTuple):
 
 
 def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
-    """Returns the bins of the steps that only decode, then those of the other steps. Each bin keeps the
-    number of its steps, and their tokens to within half a token for each step."""
+    """Returns the bins of the steps that only decode, then those of the other steps. A bin has the weight of
+    its steps, and as many tokens as they have, up to rounding."""
     decoding: Counter[_TokenPiece] = Counter()  # counted in steps
     prefilling: Counter[_TokenPiece] = Counter()
     for phase in phases:
@@ -195,8 +196,8 @@ def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:
 
 
 def grouped(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], most: int) -> list[Counter[P]]:
-    """Cuts pieces, counted in steps, into at most `most` groups by the coordinates that `place` gives. Each
-    cut is the one that reduces the deviation from the means of the groups most. CLOSE says when it stops."""
+    """Cuts pieces, counted in steps, into at most `most` groups. place: returns the coordinates of a piece.
+    Each cut is the one that reduces the deviation from the means of the groups most, until CLOSE."""
     total_steps = pieces.total()
     least_steps = RARE * total_steps
     groups = [_group_of(pieces, place, least_steps)] if pieces else []

@@ -38,9 +38,9 @@ class Deployment:
         cache = "" if self.kv == "bf16" else f" kv={self.kv}"
         return f"{self.model.name} {self.parallel.text}{cache}"
 
-    def shared_tokens(self, tokens: int, ranks: int) -> int:
-        """The tokens of a call that `ranks` ranks share, if each DP group has `tokens`. Ranks that are fewer
-        than a group compute only their part of its tokens."""
+    def tokens_in_call(self, tokens: int, ranks: int) -> int:
+        """The tokens in a call of a linear that is split over so many ranks, if each DP group has `tokens`.
+        Ranks that are fewer than a group compute only their part of its tokens."""
         return math.ceil(tokens * ranks / self.parallel.tp)
 
 
@@ -60,7 +60,7 @@ class Call:
 def sweep(deployment: Deployment) -> list[Call]:
     """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
     attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases). Ops that do not
-    hold for the model (ModelConfig.unheld) have none."""
+    hold for the model (ModelConfig.inapplicable) have none."""
     model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     dp_attention = parallel.dp > 1
     q = 1 + deployment.drafts
@@ -77,7 +77,7 @@ def sweep(deployment: Deployment) -> list[Call]:
         calls += _linears_and_experts(deployment, step, count * tokens, count * tokens)
         if is_dense(model, str(tokens)):
             calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill", prefill=True))
-    return [call for call in calls if call.op not in model.unheld]
+    return [call for call in calls if call.op not in model.inapplicable]
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
@@ -118,7 +118,7 @@ def mean_step(
         if is_dense(model, prefill.new, prefill.prefix):
             times = prefill.weight * layers
             calls.append(Call("mha_prefill", sizes, "", times, "MHA prefill", prefill=True))
-    return [call for call in calls if call.op not in model.unheld]
+    return [call for call in calls if call.op not in model.inapplicable]
 
 
 def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
@@ -129,8 +129,8 @@ def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt:
     if not deployment.shared:
         tp_of_part["shared"] = deployment.shared_tp
     for part, tp in tp_of_part.items():
-        in_call = deployment.shared_tokens(tokens, tp)
-        prompt_in_call = deployment.shared_tokens(prompt, tp)
+        in_call = deployment.tokens_in_call(tokens, tp)
+        prompt_in_call = deployment.tokens_in_call(prompt, tp)
         for linear, sizes, calls in fp8_calls(model, Parallel(tp=tp), in_call, prompt_in_call):
             if _part(linear) == part:
                 yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)

@@ -54,8 +54,9 @@ def routing_of(
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows that a rank's kernel gets if each DP group has `tokens` tokens: the tokens of all groups; with
-    expert parallelism those of the expert-parallel ranks that chose an expert of the rank, at least one."""
+    """The rows that a rank's kernel gets if each DP group has `tokens` tokens: the tokens of all groups. With
+    expert parallelism only those that chose an expert of the rank, of the tokens of all ranks that share the
+    experts; at least one."""
     if parallel.ep == 1:
         return tokens * parallel.dp
     tokens_of_ranks = math.ceil(tokens * parallel.ep / parallel.tp)

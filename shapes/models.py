@@ -111,8 +111,8 @@ class ModelConfig:
         return [name for name in MODULES if name not in absent]
 
     @property
-    def unheld(self) -> dict[str, str]:
-        """The ops that do not hold for the model, because it computes something else: op -> the reason."""
+    def inapplicable(self) -> dict[str, str]:
+        """The ops that do not hold for the model, because it computes something else. Op -> the reason."""
         reasons = {}
         formats = dict.fromkeys(self.weight_format(name) for name in self.parts if name != "experts")
         if FP8 not in formats:
@@ -133,21 +133,21 @@ class ModelConfig:
     @property
     def not_modelled(self) -> list[str]:
         """What the cases leave out of the model, or compute in another way, a line each."""
-        lines = [f"{op} does not hold: {why}" for op, why in self.unheld.items()]
+        lines = [f"{op} does not hold: {why}" for op, why in self.inapplicable.items()]
         if self.index_topk:
             text = f"the indexer's scores and top-k in {self.indexers} layers"
-            if "mha_prefill" not in self.unheld:
+            if "mha_prefill" not in self.inapplicable:
                 text += f"; mha_prefill holds for prompts of up to {self.index_topk} tokens, which are dense"
             lines.append(text)
         in_bf16 = ", ".join(name for name in self.parts if name in self.unquantised)
         if in_bf16 and self.weights == FP8:
             lines.append(f"{in_bf16}: {BF16}, not {FP8}")
-        if "mla_decode" not in self.unheld and self.qk_nope_head_dim != 128:
+        if "mla_decode" not in self.inapplicable and self.qk_nope_head_dim != 128:
             width = self.qk_nope_head_dim + self.qk_rope_head_dim
             lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")
-        if "fused_moe" not in self.unheld and self.scoring_func != "sigmoid":
+        if "fused_moe" not in self.inapplicable and self.scoring_func != "sigmoid":
             lines.append(f"with_routing scores experts by sigmoid, not {self.scoring_func}")
-        if "fused_moe" not in self.unheld and self.routed_scaling_factor != 2.5:
+        if "fused_moe" not in self.inapplicable and self.routed_scaling_factor != 2.5:
             factor = f"{self.routed_scaling_factor:g}"
             lines.append(f"fused_moe scales picks by 2.5, not {factor}; no time depends on it")
         return [*lines, *self.left_out]
@@ -187,8 +187,8 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-    """The format of the weights, and patterns of the modules that are not quantised, as
-    DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) write them."""
+    """The format of the weights, and patterns of the modules that are not quantised. There are three writers:
+    DeepSeek, modelopt (`quant_algo`) and compressed-tensors (`config_groups`, with the dtype)."""
     facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
     unquantised: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):

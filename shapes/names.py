@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SHORT = 130  # the most characters of names that one line lists
 
@@ -33,6 +33,12 @@ def _words(name: str) -> str:
     return " ".join(re.findall("[a-z0-9]+", name.lower()))
 
 
+def either(names: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str = "") -> str:
     """One line on an unknown name: `unknown op 'mla'; did you mean mla_decode? ops: ...`.
     It lists the known names if the list is short, or if there is nothing else to say. `see` is the command
@@ -44,8 +50,7 @@ def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str =
     line += ";"
     meant = near(name, names)
     if meant:
-        *others, last = meant
-        line += f" did you mean {', '.join(others)} or {last}?" if others else f" did you mean {last}?"
+        line += f" did you mean {either(meant)}?"
     plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     listed = f" {plural}: {', '.join(names)}"
     if len(listed) <= SHORT or not (see or meant):

@@ -5,7 +5,7 @@ DeepSeek's router is group-limited: consecutive experts form groups, and the pic
 
 balanced  experts are dealt in order: their loads differ by at most one (as in DeepSeek's profile-data)
 uniform   every token draws at random
-zipf:S    every token draws experts in proportion to rank^-S, where the ranks are shuffled over the experts
+zipf:S    every token draws at random, the expert in place p of a shuffled list in proportion to p^-S
 one       every token picks the same experts
 
 One base routing is drawn for each pattern. A seed exchanges experts that lie on one rank and in one group,
@@ -231,9 +231,9 @@ def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
 def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
     """Deals the experts to tokens in order, `topk` to each, over and over, until the picks repeat.
 
-    The groups are taken in sets of `width`, and the order interleaves the experts of a set. The width is the
-    largest with which each token keeps the group limit. If no token has picks of two sets, the result takes
-    one token of each set in turn.
+    So that a token has picks of several groups, the order interleaves the experts of `width` groups, a set,
+    before it goes on to the next set. The width is the largest with which each token keeps the group limit.
+    If each token has picks of one set alone, tokens of all sets take turns in the result.
     """
     size, limit, topk = routing._group_size, routing._most_groups, routing.topk
     for width in range(limit, 0, -1):
@@ -270,7 +270,7 @@ def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
     chance = random.Random("picks")
     experts = range(routing.experts)
     size, limit = routing._group_size, routing._most_groups
-    weights = [(rank + 1) ** -exponent for rank in experts]
+    weights = [(index + 1) ** -exponent for index in experts]
     chance.shuffle(weights)
     sums = list(accumulate(weights))
 

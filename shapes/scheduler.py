@@ -93,7 +93,7 @@ class Phase(NamedTuple):
     steps: int
     lengths: tuple[int, ...]
     """Cached tokens of each decoding request, if any, in the first step; they grow by one a step."""
-    prefill: int
+    prefill: int  # the prompt tokens of each step
     chunks: tuple[tuple[int, int], ...] = ()
     """The prompt chunks of the first step, (new, prefix). If there is more than one step, there is only one
     chunk, and its prefix grows by its new tokens each step."""
@@ -146,13 +146,12 @@ def simulate(workload: Workload) -> Iterator[Phase]:
         budget = workload.token_budget  # of prompt tokens in a step
         if workload.policy == "mixed":
             budget -= len(decoding)
-        # The phase lasts until an answer ends, the first prompt no longer fills a step, or a request arrives.
-        limits = []
-        if decoding:
+        limits = []  # of the steps of the phase
+        if decoding:  # until an answer ends
             limits.append(min(answer.end for answer in decoding) - count)
-        if prompts:
+        if prompts:  # while the first prompt fills each step alone; else one step
             limits.append(max(1, prompts[0].left // budget))
-        if has_room:
+        if has_room:  # until the next request arrives
             limits.append(math.ceil(arrival - clock))
         steps = min(limits)
 

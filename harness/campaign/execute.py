@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from harness import files
 from harness.archive import packed
 from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
-from harness.cluster.agent import Agent, Opened
+from harness.cluster.agent import Agent, OpenedDevice
 from harness.cluster.driver import Driver, Job, Pool, Task
 from harness.cluster.execute import RunJob, begin_run, calibration_jobs
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
@@ -28,7 +28,7 @@ from harness.files import JournalFull, JsonObject
 from harness.paths import ROOT
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
-from harness.run.execute import BROKEN, RunCases
+from harness.run.execute import FAILING, RunCases
 from harness.run.plan import PLANNING, Request
 from harness.tune.race import RaceDisplay, TuneRequest, begin_race, implementations_here
 
@@ -159,7 +159,7 @@ class CommandJob(Job):
     def order(self, task: Task, left_s: float) -> CommandOrder:
         return CommandOrder(self.arguments, min(left_s, 2 * self.wall_s))
 
-    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: Any, by: OpenedDevice, wall_s: float) -> float:
         contents = dict(result.files)
         # A killed command has no code and is not done: --resume with a longer budget gives it more time.
         if result.code is not None:
@@ -209,7 +209,7 @@ class CampaignDisplay(RaceDisplay, Protocol):
 
 @dataclass(frozen=True)
 class JobMaker:
-    types: Mapping[str, Sequence[Opened]]  # the devices by type
+    types: Mapping[str, Sequence[OpenedDevice]]  # the devices by type
     calibrations: Sequence[Calibration]  # of the devices, as far as they are known
     budget_s: float
     read: ReadStep
@@ -232,12 +232,12 @@ class JobMaker:
                 race = _into(request, folder.with_name(f"{folder.name}-{implementation.name}"))
                 cases, _ = begin_race(implementation, race, device.facts, device.target, self.display)
                 race_name = f"{name}: {implementation.name}"
-                yield RunJob(race_name, type, step.rank, cases, 0, self.calibrations)
+                yield RunJob(race_name, type, step.rank, cases, calibrations=self.calibrations)
         else:
             run = _into(request(device.facts.platform), folder)
             journal, plan = begin_run(run, device, self.display.log)
             cases = RunCases(plan, journal, functools.partial(self.display.case, plan.record))
-            yield RunJob(name, type, step.rank, cases, 0, self.calibrations)
+            yield RunJob(name, type, step.rank, cases, calibrations=self.calibrations)
 
 
 def _into(request: AnyRequest, folder: Path) -> AnyRequest:
@@ -277,7 +277,7 @@ def run_campaign(
             choices = " or ".join(sorted(kinds))
             raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
         for step in steps:
-            read(step)
+            read(step)  # raises UsageError for a mistake in its options
             if not any(step.is_for(type, kind) for type, kind in kinds.items()):
                 wanted = ", ".join(step.devices) or step.kind
                 display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
@@ -300,7 +300,7 @@ def run_campaign(
     wall_s = time.monotonic() - began
     display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))
     statuses = {status for job in jobs for status in job.statuses}
-    if statuses & BROKEN or driver.failed:
+    if statuses & FAILING or driver.failed:
         return FAILED
     return OK if any(job.done for job in jobs) else NOTHING_RAN
 
@@ -333,16 +333,17 @@ def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
     left_out: list[str] = []
     with files.explained(f"cannot write {target}", f"; {folder} is whole", HarnessError):
         data = packed(folder, lambda name: bool(step_of(name, steps)))
-        while len(data) > most and len(left_out) < len(steps):
-            left_out.append(steps[-1 - len(left_out)])
-            data = packed(folder, lambda name: step_of(name, steps) not in {"", *left_out})
+        for step in reversed(steps):
+            if len(data) > most:
+                left_out.append(step)
+                data = packed(folder, lambda name: step_of(name, steps) not in {"", *left_out})
         files.replace(target, data)
     return Archive(target, len(data), left_out)
 
 
 def step_of(name: str, steps: Sequence[str]) -> str:
     """The step that a file belongs to, or the name in BESIDE under which it lies; empty for a file that is
-    not the campaign's. The folder of a race is named STEP-IMPLEMENTATION."""
+    not the campaign's. The folder of a race is STEP-IMPLEMENTATION, and an implementation has a dot."""
     for part in PurePosixPath(name).parts[:2]:  # the step's folder may lie in the folder of a device's type
         for known in (*BESIDE, *steps):
             if part == known or (part.startswith(f"{known}-") and "." in part):

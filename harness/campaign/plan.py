@@ -19,6 +19,7 @@ from harness.cluster.driver import Job, Task, next_task
 from harness.cluster.execute import expected_overhead_s
 from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
+from harness.paths import option_words
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
 from harness.run.folder import plan_run
@@ -49,7 +50,7 @@ class StepTable(BaseModel, extra="forbid"):
     ops: list[str] = []  # for a CASEWISE command; each op is a run of its own. Default: all ops
     options: dict[str, Option] = {}
     """Options of the command by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
-    devices: list[str] = []  # types of devices; default: all that there are
+    devices: list[str] = []  # types of devices, such as H200 or cpu; default: all that there are
     repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
     share: float | None = Field(None, gt=0, le=1)  # of the campaign's time, for a command that runs whole
     expected: str = "60s"  # the time of a command that runs whole and has no share
@@ -74,7 +75,7 @@ class Step:
     kind: str = ""  # kind of platform: cuda, rocm or cpu; empty: all
 
     def is_for(self, type: str, kind: str) -> bool:
-        """Whether it is measured on devices of this type, which are of this kind of platform."""
+        """Whether it is measured on devices of this type (H200), whose kind of platform this is (cuda)."""
         return type in (self.devices or [type]) and self.kind in ("", kind)
 
     @property
@@ -139,7 +140,7 @@ def _steps_of_table(table: StepTable, rank: int) -> Iterator[Step]:
         name = f"{table.name or _default_name(table)}{number}"
         yield Step(
             name=f"{op}-{name}" if op else name, command=table.command, rank=rank, op=op,
-            arguments=[*(["--op", op] if op else []), *arguments(table.options)], devices=table.devices,
+            arguments=[*(["--op", op] if op else []), *option_words(table.options)], devices=table.devices,
             share=table.share, expected_s=parse_seconds(table.expected, "expected"),
         )  # fmt: skip
 
@@ -149,18 +150,6 @@ def _default_name(table: StepTable) -> str:
     suite = table.options.get("suite", "smoke" if table.command == "run" else "")
     command = "" if table.command == "run" else table.command.replace(" ", "-")
     return "-".join(filter(None, [command, str(suite)]))
-
-
-def arguments(options: dict[str, Option]) -> list[str]:
-    """Options as words of a command line."""
-    words: list[str] = []
-    for name, value in options.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is not False:
-            for word in value if isinstance(value, list) else [value]:
-                words += [f"--{name}", str(word)]
-    return words
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -227,7 +216,7 @@ def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> 
     counts: type of devices -> their number; left_s: seconds that the campaign has left
     """
     copies = {job.name: copy.copy(job) for job in jobs}
-    for job in copies.values():  # the devices have other names here
+    for job in copies.values():  # no task is bound to a device, as the simulated ones have names of their own
         job.waiting = deque(replace(task, device="") for task in job.waiting)
     planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
     # The devices by the time at which they are free: seconds, name, type.

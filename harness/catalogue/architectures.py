@@ -70,10 +70,10 @@ class Architecture:
         """
         step = self.register_step
         registers_per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
-        steps_of_waves = self.registers_per_unit // registers_per_wave // self.waves_step
+        allocations = self.registers_per_unit // registers_per_wave // self.waves_step  # each of `waves_step`
         shared_of_program = math.ceil(shared / self.shared_step) * self.shared_step + self.shared_reserved
         bounds = {
-            "registers": steps_of_waves * self.waves_step // waves,
+            "registers": allocations * self.waves_step // waves,
             "shared": self.shared_per_unit // max(1, shared_of_program),
             "waves": min(self.programs, self.waves // waves),
             "tensor memory": self.tensor_columns // columns if columns else self.programs,
@@ -109,7 +109,7 @@ ARCHS = (
 
 def named_sheet(word: str) -> JsonObject | None:
     """The data sheet of the GPU that a user names in any capitals: `MI300X`, or `gfx942`, which stands for
-    the largest GPU of that architecture. None for another word."""
+    `Architecture.device`, or without an Architecture for its first GPU. None for another word."""
     architecture = architectures().get(word.lower())
     name = known_type(architecture.device if architecture else word)
     of_name = [sheet for sheet in known_devices() if sheet["name"] == name]

@@ -127,7 +127,8 @@ def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
     if mig := re.search(r"(\d)g\.(\d+)gb", part):
         sevenths, gigabytes = int(mig[1]), int(mig[2])
         compute_share = max(sevenths / 7, MIG_SMS.get(sevenths, 0))
-        # A slice may have twice the usual memory (`1g.20gb`); the gigabytes in its name are rounded up.
+        # A slice may have twice the usual memory (`1g.20gb`). The gigabytes in its name are rounded up, which
+        # adds less than 0.1 eighths.
         eighths = max(MIG_MEMORY.get(sevenths, 8), math.ceil(8 * gigabytes / whole["memory_gib"] - 0.1))
         memory_share, units = min(1.0, eighths / 8), "SMs"
     elif part[:3] in PARTITIONS:

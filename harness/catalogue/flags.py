@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.paths import DATA
-from kernels.op import Support
 from kernels.platform import Platform
-from kernels.vendor import either
+from shapes.names import either
 
 READ = {
     "process": "as a process starts", "load": "as a library or a device is initialised",
@@ -64,24 +63,21 @@ class Flag:
         word = WORDS.get(value.lower(), value)
         return word if value not in self.values and word in self.values else value
 
-    def meaning(self, value: str | None) -> Support:
-        """What a value does. It is not ok if the flag is not known to take the value. That is worth a warning
-        only: versions of a library differ, and a library may ignore a value that it does not know."""
+    def why_unknown(self, value: str | None) -> str:
+        """Says that the flag is not known to take a value; empty if it is. That is worth a warning only: as
+        versions of a library differ, and a library may ignore a value that it does not know."""
         known = self.canonical(value)
-        if known in self.values:
-            return Support(True, self.values[known])
-        if self.takes or known == self.default:
-            return Support(True, self.takes)
-        return Support(False, f"{self.name} takes {either(list(self.values))}; not {value!r}")
+        if known in self.values or self.takes or known == self.default:
+            return ""
+        return f"{self.name} takes {either(list(self.values))}; not {value!r}"
 
     def stands_for(self, value: str | None, op: str) -> tuple[str, ...]:
         """The implementations of this suite that an engine runs for an op under a value."""
         return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
 
-    def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
-        """Whether toggling the flag can show an effect on an op on a platform, and if not why."""
-        reason = next(self._obstacles(op, platform, launch), "")
-        return Support(not reason, reason)
+    def obstacle(self, op: str, platform: Platform, launch: str) -> str:
+        """Why toggling the flag can show no effect on an op on a platform; empty if it can."""
+        return next(self._obstacles(op, platform, launch), "")
 
     def _obstacles(self, op: str, platform: Platform, launch: str) -> Iterator[str]:
         """Yields the reasons why toggling the flag shows no effect."""

@@ -26,7 +26,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The environment that a document, a recipe or a guide, sets for an engine."""
+    """The environment that a document sets for an engine. The document is a recipe or a guide."""
 
     name: str
     document: str  # the title of the document
@@ -52,8 +52,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 @functools.cache
-def setters() -> Sequence[Recipe]:
-    """All recipes and guides, with the flags that each sets."""
+def recipes_and_guides() -> Sequence[Recipe]:
     return [*recipes().values(), *_read("guides").values()]
 
 

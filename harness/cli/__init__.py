@@ -39,9 +39,10 @@ class LazyGroup(click.Group):
         module, _, attribute = self.modules[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         if not isinstance(command, click.Group):
-            path = f"{self.name} {cmd_name} ".removeprefix("cli ")
+            # In `serving load`, the group has a name; in `run`, it is `cli`, which no example names.
+            words = f"{self.name} {cmd_name} ".removeprefix("cli ")
             lines = EXAMPLES.read_text("utf-8").splitlines()
-            own = [f"  python -m harness {line}" for line in lines if line.startswith(path)]
+            own = [f"  python -m harness {line}" for line in lines if line.startswith(words)]
             command.epilog = "\n".join(["\b", "Examples:", *own])
         return command
 
@@ -54,15 +55,15 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-ALONE = ("campaign", "decide", "doctor", "engine", "explain", "serving", "shapes", "tune")
+WITH_OWN_MODULE = ("campaign", "decide", "doctor", "engine", "explain", "serving", "shapes", "tune")
 MODULES = {
-    **{name: f"{__name__}.{name}:{name}" for name in ALONE},
+    **{name: f"{__name__}.{name}:{name}" for name in WITH_OWN_MODULE},
     **{name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")},
     **{name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")},
     "compile": f"{__name__}.compile:compile_command",
     "list": f"{__name__}.list:list_command",
 }
-"""The `modules` of the top group. A command of ALONE has a module of its own."""
+"""The `modules` of the top group."""
 
 
 @click.group(
@@ -86,7 +87,7 @@ def cli() -> None:
 
 def _mistake(error: click.ClickException) -> str:
     """One line on the mistake in the command line."""
-    # Sizes of --case without quotes arrive as several words.
+    # Sizes of --case without quotes arrive as several words, which here stand on lines of their own.
     unquoted = re.search(r"--case\n(\w+=\S+(\n\w+=\S+)+)", "\n".join(sys.argv))
     if unquoted:
         return f'quote the sizes: --case "{" ".join(unquoted[1].split())}"'

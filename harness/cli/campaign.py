@@ -67,7 +67,8 @@ def campaign(request: CampaignRequest) -> None:
     type = device_type(here)
     read = partial(read_step, log=cache(print_note))  # a note that the steps of all ops have is printed once
     measures_here = not cluster and not request.devices and request.plan in (None, "steps")
-    for step in steps_of(request.file, ()):  # a mistake in a file is said before a device is waited for
+    # The steps of a file are read and planned here only to raise for a mistake before a device is waited for.
+    for step in steps_of(request.file, kinds=()):
         read(step)
         if measures_here and step.is_for(type, here.kind):
             with suppress(NothingRan):
@@ -102,7 +103,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
     """Writes decision/ENGINE.json and .html, and prints the answer, for each engine that knows the device."""
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
-    from harness.decide.worth import decided
+    from harness.decide.worth import decision_and_worth
     from kernels.engines import SPELLED, archs
 
     if not runs:
@@ -113,7 +114,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
             measured = read_measured([*map(str, runs)])
             if measured.arch not in archs(engine):
                 continue
-            decision, worth = decided(engine, measured, {}, {})
+            decision, worth = decision_and_worth(engine, measured, {}, {})
             target.parent.mkdir(exist_ok=True)
             options.write_json(f"{target}.json", facts(decision, worth))
             display.print(f"{spelled}: {answer(decision, worth)}")

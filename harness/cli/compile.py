@@ -31,15 +31,15 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     limit, spills, or lacks matrix instructions that it could have."""
     import kernels
     from harness.catalogue.architectures import select_architectures
-    from harness.compile.survey import able, compiles
+    from harness.compile.survey import compiled_rows, require_compiler
     from harness.plan.select import choose_op
     from harness.report.compile_table import compile_lines
     from harness.report.fitting_table import table_of
 
     kernels.import_plugins()  # their sources are compiled, too
     ops = [choose_op(op).name] if op else list(kernels.OPS)
-    targets = able(select_architectures(target))
-    rows = compiles(ops, targets, compile_on(cluster) if cluster else None)
+    targets = require_compiler(select_architectures(target))
+    rows = compiled_rows(ops, targets, compile_on(cluster) if cluster else None)
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
     import triton

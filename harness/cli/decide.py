@@ -49,7 +49,7 @@ def decide(
     measured. It ends with the lines that launch the server."""
     from harness.decide.measured import read_measured
     from harness.decide.text import decision_text, facts
-    from harness.decide.worth import decided
+    from harness.decide.worth import decision_and_worth
     from harness.errors import NothingRan, UsageError
     from harness.files import require_writable
 
@@ -62,7 +62,7 @@ def decide(
     # Where the user leaves an option of the deployment out, the runs say it.
     default = ParameterSource.DEFAULT
     by_user = {name: value for name, value in deployed.items() if ctx.get_parameter_source(name) != default}
-    decision, worth = decided(engine, read_measured(runs), by_user, given, margin / 100, loads)
+    decision, worth = decision_and_worth(engine, read_measured(runs), by_user, given, margin / 100, loads)
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page

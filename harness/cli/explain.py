@@ -1,4 +1,4 @@
-"""`python -m harness explain`: where did a gain go that was predicted and that serving does not show."""
+"""`python -m harness explain`: where a predicted gain went that serving does not show."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def explain(
     if alone and changes and {change.op for change in changes} != {alone.op}:
         raise UsageError(f"{run} timed {alone.op}, which is not the op of --change {texts[0]}")
     sides = read_sides(record, name, before, after)
+    # What the logs of the server with the change say beyond those of the server without it.
     log = read_logs([*logs, *sides.logs]).beyond(read_logs(sides.base_logs), sides.names)
     steps = steps_in(traces, changes, alone, sides, log)
     if steps:
@@ -103,6 +104,7 @@ def explain(
         ops = tuple(change.op for change in changes)
     else:
         ops = (alone.op,) if alone else ()
+    # The model of serving predicts the gain where neither the record nor a trace says what to expect.
     predictions = () if sides.predictions or steps else modelled(record, before, changes, alone)
     explained = account(ops, sides, steps, log, predictions)
     answer(json_to, facts(explained), lambda: shown(explained))

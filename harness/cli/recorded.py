@@ -56,10 +56,10 @@ def report(
     decisions = []
     if engine:
         from harness.decide.measured import read_measured
-        from harness.decide.worth import decided
+        from harness.decide.worth import decision_and_worth
         from harness.page.decision import decision_section
 
-        decisions = [decision_section(*decided(engine, read_measured(runs), {}, {}))]
+        decisions = [decision_section(*decision_and_worth(engine, read_measured(runs), {}, {}))]
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     page = replace(page, sections=[*decisions, *page.sections])
     for target, as_png in ((svg, False), (png, True)):
@@ -81,7 +81,7 @@ def report(
 def show(runs: tuple[str, ...], markdown: bool) -> None:
     """Print the tables of recorded RUNS again. They are as the run printed them, and last comes what all
     cases say together."""
-    from harness.cli.run_display import RaceTables, RunDisplay, answers
+    from harness.cli.run_display import RaceTables, RunDisplay, conclusions_of
     from harness.report.case_table import case_markdown
     from harness.report.rows import device
     from harness.report.terminal import plain_text
@@ -105,7 +105,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
         raise NothingRan(f"no case was finished in {', '.join(map(str, folders))}")
     for folder, run, cases in loaded:
         all_records = [record for _, records in cases for record in records]
-        conclusions = answers(run, all_records) if cases else []
+        conclusions = conclusions_of(run, all_records) if cases else []
         when = run.created.replace("T", " ")[:16]  # to the minute
         title = f"{run.op} on {device(run)}, {when} ({folder})"
         if markdown:
@@ -138,14 +138,14 @@ def compare(
     which the other options are for. The exit code is 1 if something regressed, 3 if nothing can be
     judged."""
     if revisions and not runs:
-        from harness.cli.run import measure
+        from harness.cli.run import measure_and_exit
         from harness.plan.settings import revision_settings
 
         if request.cluster:
             raise click.UsageError("--revisions measures on this machine: leave out --cluster")
         # The kernels of each revision are a setting.
         request = replace(request, settings=revision_settings(revisions))
-        measure(request, lambda platform: request)
+        measure_and_exit(request, lambda platform: request)
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
     from harness.report.comparison_table import comparison_markdown, comparison_table

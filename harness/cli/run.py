@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run(request: Request) -> None:
     """Check and rank the implementations of an op. Each is checked against a reference, then all are timed in
     interleaved rounds."""
-    measure(request, lambda platform: request)
+    measure_and_exit(request, lambda platform: request)
 
 
 @click.command(cls=options.Command)
@@ -49,12 +49,12 @@ def toggle(request: Request, **design: Any) -> None:  # click passes untyped val
     kernels ran. `list flags` says what each flag acts on."""
     from harness.cli.run_display import print_note
 
-    measure(request, toggle_request(request, print_note, **design))
+    measure_and_exit(request, toggle_request(request, print_note, **design))
 
 
-def measure(request: Request, request_of: Callable[[Platform], Request]) -> None:
-    """Measures what the options of a command request on this machine or a cluster, and exits. `request_of`
-    completes the request for a platform, on which settings may depend."""
+def measure_and_exit(request: Request, request_of: Callable[[Platform], Request]) -> NoReturn:
+    """Measures what the options of a command request on this machine or a cluster. `request_of` completes the
+    request for a platform, on which settings may depend."""
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
     from harness.results.journal import Journal
@@ -66,19 +66,21 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     # A run on this machine names its folder itself when it is interrupted.
     what_next = "finished cases are recorded, --resume RUN measures the rest" if request.cluster else ""
     with options.interruptible(what_next), RunDisplay(request) as display:
-        if not request.cluster:
-            platform = choose_device(request.device)
-            sys.exit(execute.run(request_of(platform), platform, display))
-        from harness.cluster.execute import run_on_cluster
+        if request.cluster:
+            from harness.cluster.execute import run_on_cluster
 
-        # A mistake in the request is said before the cluster is joined. The launch mode and an engine as the
-        # baseline depend on the devices, which are known only then.
-        if request.resume:
-            Journal(Path(request.resume)).run()
+            # Before the cluster is joined, the run is read or planned here: this raises for a mistake in the
+            # request. The launch mode and an engine as the baseline are left out, as they depend on devices.
+            if request.resume:
+                Journal(Path(request.resume)).run()
+            else:
+                baseline = None if request.baseline in engines() else request.baseline
+                plan_run(replace(request, launch=None, baseline=baseline), detect())
+            code = run_on_cluster(request, request_of, display)
         else:
-            baseline = None if request.baseline in engines() else request.baseline
-            plan_run(replace(request, launch=None, baseline=baseline), detect())
-        sys.exit(run_on_cluster(request, request_of, display))
+            platform = choose_device(request.device)
+            code = execute.run(request_of(platform), platform, display)
+    sys.exit(code)
 
 
 def toggle_request(
@@ -93,7 +95,7 @@ def toggle_request(
         if request.resume:
             return request
         plan = plan_toggle(platform, log, op=request.op, launch=request.launch, common=request.set, **design)
-        if plan.implementations:
+        if plan.implementations:  # an engine chooses between them by the flag
             baseline = plan.implementations[0]
             return replace(request, impl=",".join(plan.implementations), baseline=baseline)
         return replace(request, settings=plan.settings, flags=plan.flags)

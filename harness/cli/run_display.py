@@ -75,7 +75,7 @@ class RunDisplay(TerminalDisplay):
         if self.resumed and not self.measured and not outcome.left_out:
             again = command("show", Path(self.resumed))
             self.print(f"nothing was left to measure; its tables:\n{COMMAND}{again}")
-        conclusions = answers(run, outcome.records)
+        conclusions = conclusions_of(run, outcome.records)
         if run.contrast == "implementations" and not self.progress.quiet:
             changed = changed_since(outcome.folder)
             if changed:
@@ -86,9 +86,10 @@ class RunDisplay(TerminalDisplay):
             self.print(text)
 
 
-def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
+def conclusions_of(run: Run, records: Sequence[Record]) -> list[RenderableType]:
     """What all cases say together; for a run that compares settings, which setting to take."""
-    by_case = grouped(records, lambda record: getattr(record, "case", ""))  # all of these records have one
+    # Each record of a finished case has `case`, but the class Record does not.
+    by_case = grouped(records, lambda record: getattr(record, "case", ""))
     cases = [CaseResult.of(of_case) for of_case in by_case.values()]
     return [conclusion(cases, run)] if run.contrast == "settings" else [*summary(cases, run)]
 

@@ -52,7 +52,7 @@ class Device:
     node: str = ""  # the id of its node in a Ray cluster
     resources: Mapping[str, float] = field(default_factory=dict)  # what its agent takes of that node
 
-    def obey(self, agent: Agent) -> Opened:
+    def obey(self, agent: Agent) -> OpenedDevice:
         agent.device = self
         agent.platform = choose_device(self.device)
         if self.is_gpu and agent.platform.kind == "cpu":
@@ -62,7 +62,7 @@ class Device:
         target = target_of(agent.platform, threads)
         facts = device_facts(own, threads)
         facts = replace(facts, busy=[*facts.busy, *agent.notes])
-        agent.opened = Opened(device_used(agent.platform, self.type), facts, target)
+        agent.opened = OpenedDevice(device_used(agent.platform, self.type), facts, target)
         return agent.opened
 
 
@@ -88,7 +88,7 @@ class CaseOrder:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedDevice:
     """What an agent says of its device."""
 
     used: DeviceUsed
@@ -115,7 +115,7 @@ class Agent:
         self.notes: Sequence[str] = ()  # what makes this process doubtful, a line each
         self.device: Device
         self.platform: Platform
-        self.opened: Opened
+        self.opened: OpenedDevice
 
     def answer(self, id: str, order: Order) -> Answer:
         """The result of an order, or the error as one line. id: of the device"""

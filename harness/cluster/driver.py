@@ -8,21 +8,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness.cluster.agent import Answer, Device, Opened, Order, ThisMachine
+from harness.cluster.agent import Answer, Device, OpenedDevice, Order, ThisMachine
 from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import NothingRan
 from harness.machine.device import differing
 from harness.results.schema import Calibration
 from harness.run.device import DeviceFacts
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 LOOK_S = 5.0  # the pool is asked for its devices every so many seconds
 STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
-LONGEST_S = 7200.0  # a task has failed if it takes so many seconds more than 10 times the expected ones
+LONGEST_FACTOR, LONGEST_S = 10, 7200.0  # a task fails after this factor times its expected time, and 2 h more
 NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do a waiting task
 MOST_FAILURES = 2
 """After so many failures in a row a device is left out. After so many failures a task is given up; a task
@@ -71,14 +68,14 @@ class Job:
         """The order for a task; None where the job's own budget is spent."""
         raise NotImplementedError
 
-    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: Any, by: OpenedDevice, wall_s: float) -> float:
         """Records the result of an order. Returns the seconds of it that were measuring."""
         raise NotImplementedError
 
     def take_back(self, task: Task) -> None:
         """Notes that the order for a task was not finished."""
 
-    def joined(self, device: Opened) -> None:
+    def joined(self, device: OpenedDevice) -> None:
         """Adds the tasks that come with a device that joined late."""
 
     def end(self) -> None:
@@ -115,7 +112,7 @@ class Member:
     device: Device
     began: float  # by the driver's clock: when its start began, and later its task
     until: float  # when the start or the task has taken far too long
-    opened: Opened | None = None  # what the agent said of the device; None while it starts
+    opened: OpenedDevice | None = None  # what the agent said of the device; None while it starts
     task: Task | None = None
 
     @property
@@ -142,7 +139,7 @@ class Driver:
         self.members: dict[str, Member] = {}  # by id
         self.refused: dict[str, str] = {}  # ids of devices that are left out, and why
         # By type, the device that the others of the type must be like; empty until all have started.
-        self.typical: dict[str, Opened] = {}
+        self.typical: dict[str, OpenedDevice] = {}
         self.names: set[str] = set()  # of all devices that were taken
         self.failures = Counter[str]()  # how often each device failed in a row
         self.tried: dict[Task, list[str]] = {}  # the devices that failed at a task
@@ -150,7 +147,7 @@ class Driver:
         self.asked_pool = -math.inf  # when the pool was last asked for its devices
         self.idle_since: float | None = None  # since when no device has a task
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Driver:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -160,7 +157,7 @@ class Driver:
         if isinstance(error, PoolGone) and self.go_on:
             raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
 
-    def open(self) -> dict[str, list[Opened]]:
+    def open(self) -> dict[str, list[OpenedDevice]]:
         """Starts an agent on each device and waits until each has said what it is: a device that does not fit
         is left out before anything is measured. Returns the devices of each type. Raises NothingRan."""
         self._work(min(self.ends, self.clock() + STARTING_S), self._all_have_started)
@@ -174,8 +171,8 @@ class Driver:
             raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
         return types
 
-    def _types(self) -> dict[str, list[Opened]]:
-        types: dict[str, list[Opened]] = {}
+    def _types(self) -> dict[str, list[OpenedDevice]]:
+        types: dict[str, list[OpenedDevice]] = {}
         for member in self.members.values():
             if member.opened:
                 types.setdefault(member.device.type, []).append(member.opened)
@@ -260,7 +257,7 @@ class Driver:
             order = job.order(task, left_s)
             if order is not None:
                 member.task, member.began = task, self.clock()
-                member.until = member.began + LONGEST_S + 10 * job.expected_s
+                member.until = member.began + LONGEST_S + LONGEST_FACTOR * job.expected_s
                 if self.on_begin:
                     self.on_begin(task, name)
                 self.pool.send(member.device.id, order)
@@ -275,7 +272,7 @@ class Driver:
         member.task, member.until = None, math.inf
         if answer.result is None:
             self._note_failure(member, task, answer)
-        elif isinstance(answer.result, Opened):
+        elif isinstance(answer.result, OpenedDevice):
             member.opened = answer.result
             if self.typical:
                 self._admit(member, member.opened)
@@ -291,19 +288,20 @@ class Driver:
         that was lost is started again, unless the device failed too often in a row."""
         name, id = member.name, member.device.id
         self.failures[id] += 1
-        is_out = self.failures[id] >= MOST_FAILURES
+        failed_too_often = self.failures[id] >= MOST_FAILURES
         if task is not None:
             consequence = self._take_back(task, member)
-            if is_out:
-                consequence += f"; {name} is left out, as it failed {MOST_FAILURES} times in a row"
-                self.refused[id] = ""
+            if failed_too_often:
+                reason = f"as it failed {MOST_FAILURES} times in a row"
+                consequence += f"; {name} is left out, {reason}"
+                self.refused[id] = reason
             self.log(f"{name}: {answer.error}, in {task.key}: {consequence}")
-        elif is_out or not answer.lost:
+        elif failed_too_often or not answer.lost:  # an agent that is there would not open it next time either
             self._refuse(member, f"{name}: {answer.error}")
         if answer.lost or id in self.refused:
             self._remove(member)
-        if answer.lost:
-            self.asked_pool = self.clock()  # the pool may not know yet that the node is gone
+        if answer.lost:  # the pool may still list a node that is gone, so it is not asked again at once
+            self.asked_pool = self.clock()
 
     def _take_back(self, task: Task, member: Member) -> str:
         """Takes a task back from a device that failed at it. Another device gets it next; a device that is
@@ -325,7 +323,7 @@ class Driver:
         job.waiting.appendleft(task)
         return "given to another device"
 
-    def _admit(self, member: Member, opened: Opened) -> None:
+    def _admit(self, member: Member, opened: OpenedDevice) -> None:
         """Keeps a device that has started, or leaves it out where it is unlike the others or has no job."""
         type, name = member.device.type, member.name
         jobs = [job for job in self.jobs.values() if job.type == type]
@@ -355,7 +353,7 @@ class Driver:
         self.members.pop(member.device.id, None)
 
 
-def most_alike(devices: Sequence[Opened]) -> Opened:
+def most_alike(devices: Sequence[OpenedDevice]) -> OpenedDevice:
     """The device that most others are like; the first of several."""
     return max(devices, key=lambda a: len([b for b in devices if not differences(a.facts, b.facts)]))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from harness.cluster.agent import CaseOrder, Opened
+from harness.cluster.agent import CaseOrder, OpenedDevice
 from harness.cluster.driver import Driver, Job, Pool, Task
 from harness.cluster.ray_cluster import RayPool
 from harness.errors import FAILED, OK, NothingRan, UsageError
@@ -54,7 +54,7 @@ class RunJob(Job):
     """The unfinished cases of a run."""
 
     run: RunCases
-    device_count: int
+    device_count: int = 0
     """How many devices share the cases. Each of them may measure for the run's budget. 0: only the driver's
     end limits the run, and each case has `per_case_s`."""
     calibrations: Sequence[Calibration] = ()  # of all devices, as far as they are known
@@ -104,7 +104,7 @@ class RunJob(Job):
     def take_back(self, task: Task) -> None:
         self.granted_s.pop(task.key, None)
 
-    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: Any, by: OpenedDevice, wall_s: float) -> float:
         """Records the case at once, and what is new of devices: a kill of this process must lose nothing."""
         self.granted_s.pop(task.key, None)
         self.used[by.used.name] = by.used
@@ -138,7 +138,7 @@ class CalibrationJob(Job):
     devices lie apart, before all other cases and after them."""
 
     when: Literal["first", "last"]
-    devices: list[Opened]
+    devices: list[OpenedDevice]
     driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
@@ -152,11 +152,11 @@ class CalibrationJob(Job):
         if len(self.devices) > 1:  # a single device is compared with no other
             self._add(self.devices)
 
-    def _add(self, devices: Sequence[Opened]) -> None:
+    def _add(self, devices: Sequence[OpenedDevice]) -> None:
         keys = [case.key for case in self.plan.record.cases]
         self.waiting.extend(Task(self.name, key, device.used.name) for device in devices for key in keys)
 
-    def joined(self, device: Opened) -> None:
+    def joined(self, device: OpenedDevice) -> None:
         self.devices.append(device)
         # A device that was alone so far was not calibrated.
         self._add(self.devices if len(self.devices) == 2 else [device])
@@ -165,7 +165,7 @@ class CalibrationJob(Job):
         most_s = min(left_s, 3 * CALIBRATION_S)
         return CaseOrder(_of_case(self.plan, task.key), CALIBRATION_S, most_s, left_s)
 
-    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+    def take(self, task: Task, result: Any, by: OpenedDevice, wall_s: float) -> float:
         name = by.used.name
         for cell in (record for record in result if isinstance(record, Cell)):
             if cell.time_us and cell.low_us and cell.high_us:
@@ -177,7 +177,7 @@ class CalibrationJob(Job):
         return CALIBRATION_S
 
 
-def calibration_jobs(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
+def calibration_jobs(driver: Driver, type: str, devices: Sequence[OpenedDevice]) -> list[CalibrationJob]:
     """The jobs that calibrate devices of a type before and after all other jobs."""
     ranks: dict[Literal["first", "last"], int] = {"first": -1, "last": 1 << 30}
     return [
@@ -219,7 +219,7 @@ def _driver(request: Request, display: Display, pool: Pool | None) -> Driver:
     return Driver(pool, display.log, threads=request.threads)
 
 
-def _work(driver: Driver, jobs: Sequence[RunJob], type: str, devices: Sequence[Opened]) -> None:
+def _work(driver: Driver, jobs: Sequence[RunJob], type: str, devices: Sequence[OpenedDevice]) -> None:
     """Does the jobs on devices of one type, with calibrations before and after them."""
     driver.add([*jobs, *calibration_jobs(driver, type, devices)])
     folders = ", ".join(f"--resume {job.run.journal.folder}" for job in jobs)
@@ -227,7 +227,7 @@ def _work(driver: Driver, jobs: Sequence[RunJob], type: str, devices: Sequence[O
     driver.run()
 
 
-def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
+def only_type(driver: Driver) -> tuple[str, Sequence[OpenedDevice]]:
     """Opens the devices, which must be of one type. Raises UsageError before any is opened."""
     types = {device.type for device in driver.pool.devices()}
     if len(types) > 1:
@@ -237,7 +237,7 @@ def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
     return next(iter(driver.open().items()))
 
 
-def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> tuple[Journal, RunPlan]:
+def begin_run(request: Request, device: OpenedDevice, log: Callable[[str], None]) -> tuple[Journal, RunPlan]:
     """Begins a run for devices that are like this one, or goes on with it."""
     facts = device.facts
     if request.resume:

@@ -26,7 +26,7 @@ from harness.paths import ROOT
 from kernels.platform import devices
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""With this variable at 0 Ray keeps to 127.0.0.1, as it does on those systems, and forms no cluster."""
+"""Where this variable is 0, Ray keeps to 127.0.0.1, as it does on Windows and macOS by default."""
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
@@ -65,7 +65,7 @@ def join(address: str) -> ModuleType:
         raise UsageError(f"Ray cannot be used here: {one_line(error)}") from None
     # Ray prints pages about nodes that died; the driver says it in a line.
     ray._private.worker.listen_error_messages = lambda *_: None
-    options: dict[str, Any] = {"address": "auto" if is_auto else address}  # `auto` also looks for a token
+    options: dict[str, Any] = {"address": "auto" if is_auto else address}  # `auto` finds a token, too
     if not address:
         gpus = len([platform for platform in devices().values() if platform.kind != "cpu"])
         folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
@@ -77,7 +77,7 @@ def join(address: str) -> ModuleType:
         if "node info" in str(error):
             how = f"`ray start --address={address}` makes it one"
             raise UsageError(f"this machine is no node of the cluster at {address}: {how}") from None
-        token = "" if "RAY_AUTH_MODE" in os.environ else "; of one with a token: set RAY_AUTH_MODE=token"
+        token = "" if "RAY_AUTH_MODE" in os.environ else "; if it has a token, set RAY_AUTH_MODE=token"
         where = address or "this node"
         raise UsageError(f"cannot join the Ray cluster at {where}: {one_line(error)}{token}") from None
     return ray

@@ -40,7 +40,7 @@ class KernelLaunch:
     kernel: str  # `module:name`
     arch: str
     data: str  # JSON for JITFunction.preload: types, constants, alignments, options
-    excuse: str = ""  # why it may do without the architecture's matrix instructions, which need 64 rows
+    why_older: str = ""  # why an older matrix instruction is good enough for it; empty: none is
     cases: list[str] = field(default_factory=list)  # texts of the cases whose calls launch it
 
     @property
@@ -118,7 +118,7 @@ def launches_of(
     launches = []
     for kernel, data in dict.fromkeys(recorded):
         launch = KernelLaunch(op.name, implementation.name, kernel, on.arch, data)
-        launch.excuse = implementation.older_instructions.get(launch.name, "")
+        launch.why_older = implementation.older_instructions.get(launch.name, "")
         launches.append(launch)
     return launches
 
@@ -126,8 +126,9 @@ def launches_of(
 def _call(
     op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> Mapping[str, torch.Tensor]:
-    """Calls an implementation on operands of a boundary, after the steps that lead to its own boundary.
-    Returns the tensors that the call reads, by name. Raises Unsupported."""
+    """Calls an implementation on operands of its boundary. Of a wider boundary, calls it on the narrowed
+    operands, and then the op's step, which writes what that call reads. Returns the live tensors of the
+    operands, by name. Raises Unsupported."""
     if operands.boundary in implementation.boundaries:
         prepared = implementation.prepare_for(on.target, operands, op.empty_output(sizes, "meta"))
         prepared.call()

@@ -23,7 +23,7 @@ TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")  # the cons
 BACK_ENDS = {"cuda": "nvidia", "rocm": "amd"}
 
 
-def able(targets: list[Architecture]) -> list[Architecture]:
+def require_compiler(targets: list[Architecture]) -> list[Architecture]:
     """The targets that the Triton here can compile for. Raises NothingRan where there is none."""
     for module in ("torch", "triton"):
         if importlib.util.find_spec(module) is None:
@@ -42,7 +42,7 @@ def able(targets: list[Architecture]) -> list[Architecture]:
     return present
 
 
-def compiles(
+def compiled_rows(
     ops: Sequence[str], targets: Sequence[Architecture], compile_each: CompileEach | None = None
 ) -> list[JsonObject]:
     """A row for each kernel, configuration and target, as in `compile --json`."""
@@ -135,8 +135,8 @@ def _waves(resources: Resources, architecture: Architecture) -> int:
 
 
 def _products(launch: KernelLaunch, resources: Resources, architecture: Architecture) -> Iterator[str]:
-    """Each product needs an instruction of its dtype and of full rate. A tile with too few rows for one needs
-    the older instruction that its implementation declares."""
+    """Why products are slow, a line each. A product needs an instruction of its dtype and of full rate or, if
+    its tile has too few rows for that, the older instruction that its implementation declares."""
     for product in resources.products:
         tile = f"{product.m}x{product.n}x{product.k} in {product.dtype}"
         fast = architecture.instructions.get(product.dtype)
@@ -147,7 +147,7 @@ def _products(launch: KernelLaunch, resources: Resources, architecture: Architec
             continue
         elif has_rows or product.dtype not in architecture.older:
             yield f"multiplies {tile} without {architecture.arch}'s instruction for it"
-        elif not launch.excuse:
+        elif not launch.why_older:
             yield f"multiplies {tile}, fewer rows than {architecture.arch}'s instruction has, undeclared"
         elif not _any(architecture.older[product.dtype], resources):
             yield f"multiplies {tile} without the older instruction that it declares"

@@ -15,7 +15,7 @@ from kernels import engines
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import SPLITS
 
-Setting = dict[str, str]
+LaunchSettings = dict[str, str]
 """Flags without their dashes, and variables, by name, as `kernels.engines.default` takes them."""
 
 NO_CHOICE = ("kv-cache-memory-bytes", "block-size", "kv-cache-dtype")
@@ -44,8 +44,8 @@ class Pair:
     old: Row  # that of the default
     new: Row  # that of the settings
     us: float
-    """The time of the default in the session from which all of the default's times are taken. The sheet may
-    be of another session: ratios carry over from one session to another, and times do not."""
+    """The time of the default in the run from which all of the default's times are taken. The sheet may be of
+    another run: ratios carry over from one run to another, and times do not."""
 
     @property
     def is_unchanged(self) -> bool:
@@ -62,7 +62,7 @@ class Pair:
 
     def series(self, calls: float) -> tuple[float, Times, Times]:
         """A weight, and the times of the new and the old row, as `total_ratio` takes them. The weight is the
-        calls, scaled such that the old row takes `us` a call, not its time in the sheet's session."""
+        calls, scaled such that the old row takes `us` a call, not its time in the sheet's run."""
         weight = calls * self.us / self.old.us
         return weight, self.new.cell.samples.by_round, self.old.cell.samples.by_round
 
@@ -87,32 +87,32 @@ class Launches:
     measured: Measured
     mix: Mix
     base: Mapping[str, str]  # the settings that are set in every launch
-    _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
+    _defaults: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
     _names: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def sheets(self, case: Weighed) -> Sequence[Sheet]:
         return self.measured.sheets.get(case.key, ())
 
-    def entry(self, case: Weighed, settings: Mapping[str, str]) -> EngineDefault | None:
+    def engine_default(self, case: Weighed, settings: Mapping[str, str]) -> EngineDefault | None:
         """What the engine runs for a case with these settings beside the base."""
         key = case.key, self._effective(case, settings)
-        if key not in self._entries:
+        if key not in self._defaults:
             by_engine = engines.choices(case.op, self.measured.arch, case.sizes, {**self.base, **settings})
-            self._entries[key] = by_engine.get(self.engine)
-        return self._entries[key]
+            self._defaults[key] = by_engine.get(self.engine)
+        return self._defaults[key]
 
     def row_name(self, case: Weighed, settings: Mapping[str, str]) -> str:
         """Empty where no row of the suite does what the engine does."""
-        entry = self.entry(case, settings)
+        entry = self.engine_default(case, settings)
         return entry.row if entry else ""
 
     def fails(self, settings: Mapping[str, str]) -> str:
         """Why a server with these settings does not start, and without them does; empty where it is not known
         to fail."""
         for case in self.mix.every:
-            entry = self.entry(case, settings)
-            if entry and entry.fails and entry is not self.entry(case, {}):
+            entry = self.engine_default(case, settings)
+            if entry and entry.fails and entry is not self.engine_default(case, {}):
                 return entry.why
         return ""
 
@@ -184,7 +184,7 @@ class Launches:
         return us / (self.mix.share_of(self.decidable) or 1.0)
 
     @functools.cached_property
-    def candidates(self) -> list[Setting]:
+    def candidates(self) -> list[LaunchSettings]:
         """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
         those that a run measured. Settings that change which calls there are, and those of which the base
         sets a name otherwise, are left out."""
@@ -192,7 +192,7 @@ class Launches:
         for op in dict.fromkeys(case.op for case in self.mix.every):
             of_rules += [entry.settings for entry in engines.entries(self.engine, op, self.measured.arch)]
         fixed = {*SPLITS[self.engine], *NO_CHOICE, *self.base}
-        candidates: list[Setting] = []
+        candidates: list[LaunchSettings] = []
         for settings in (*of_rules, *self.measured.settings):
             added = {name: value for name, value in settings.items() if self.base.get(name) != value}
             if added and added not in candidates and fixed.isdisjoint(added):

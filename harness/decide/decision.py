@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from harness.decide.choices import Launches, Pair, Setting, compared_rows, launch_text
+from harness.decide.choices import Launches, LaunchSettings, Pair, compared_rows, launch_text
 from harness.decide.measured import Row
 from harness.decide.mix import Mix, Weighed
 from harness.report.text import grouped
@@ -44,7 +44,7 @@ NO_ROW = "no row does what"
 class Compared:
     """A choice against the default."""
 
-    settings: Setting
+    settings: LaunchSettings
     op: str  # empty where the choice is for all ops
     pairs: Sequence[Pair]  # of the cases in which the two run different rows
     missing: Mapping[str, str]  # such cases that could not be compared, with the reason
@@ -82,7 +82,7 @@ class Compared:
             return None
         if comparison.low <= 0 or not math.isfinite(comparison.high):
             return None
-        pairs_share = self.share / (1 - 1 / comparison.ratio)  # of the time of a step, by default
+        pairs_share = self.share / (1 - 1 / comparison.ratio)  # the default's time in the pairs over a step's
         return pairs_share * (1 - 1 / comparison.low), pairs_share * (1 - 1 / comparison.high)
 
 
@@ -107,8 +107,8 @@ class BestCase:
 
     case: Weighed
     chosen: Pair  # the default and the row of the decision
-    best: Pair  # the default and the fastest row
-    settings: Setting  # with which the engine runs the fastest row
+    fastest: Pair  # the default and the fastest row
+    settings: LaunchSettings  # with which the engine runs the fastest row
     clear: bool  # whether that is clearly faster than the row of the decision
     beyond: Row | None  # the fastest row that no flag of the engine runs, where it is clearly faster
     beyond_us: float  # its time
@@ -119,14 +119,14 @@ class Decision:
     """What is to be set, and what the measurements say of it."""
 
     launches: Launches
-    chosen: Setting  # what is to be set; empty where the default is left
+    chosen: LaunchSettings  # what is to be set; empty where the default is left
     gain: Compared | None  # of the chosen launch, all ops together; None where the default is left
     choices: Sequence[Compared]  # of each op; of several choices that run the same rows, the first
     cases: Sequence[BestCase]
     crossovers: Sequence[Crossover]
     undecided: Mapping[str, str]  # cases in which the default itself has no time, with the reason
     margin: float  # see MARGIN
-    likely: Setting  # the launch with the least time by the estimates alone, clear or not
+    likely: LaunchSettings  # the launch with the least time by the estimates alone, clear or not
     failing: Mapping[str, str]  # launches with which the server fails, with the reason
 
     @property
@@ -144,7 +144,7 @@ class Decision:
         """The choices that the chosen launch makes."""
         return self.made_by(self.chosen)
 
-    def made_by(self, settings: Setting) -> list[Compared]:
+    def made_by(self, settings: LaunchSettings) -> list[Compared]:
         """The choices that a launch makes, of those that could be compared."""
 
         def runs(pair: Pair) -> bool:
@@ -156,33 +156,30 @@ class Decision:
     @property
     def regret(self) -> float:
         """The time that the chosen launch takes beyond the best rows of all cases, as a share of theirs."""
-        chosen_us = sum(case.case.calls * case.chosen.new_us for case in self.cases)
-        best_us = sum(case.case.calls * case.best.new_us for case in self.cases)
-        return chosen_us / best_us - 1 if best_us else 0.0
+        chosen_us = sum(best.case.calls * best.chosen.new_us for best in self.cases)
+        fastest_us = sum(best.case.calls * best.fastest.new_us for best in self.cases)
+        return chosen_us / fastest_us - 1 if fastest_us else 0.0
 
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
     """margin: see MARGIN; confidence: with which all comparisons hold together"""
     by_op = grouped(launches.decidable, lambda case: case.op)
     failing: dict[str, str] = {}
-    launch_choices: list[tuple[Setting, list[Choice]]] = []  # of each launch with which the server runs
+    swaps_of_launches: list[tuple[LaunchSettings, list[Swaps]]] = []  # of those with which the server runs
     for settings in _merged(launches, by_op):
         if why := launches.fails(settings):
             failing[launch_text(settings)] = why
         else:
-            choices = [(op, _runs(launches, of_op, settings)) for op, of_op in by_op.items()]
-            launch_choices.append((settings, [(op, runs) for op, runs in choices if runs]))
-    first_settings: dict[Choice, Setting] = {}  # several settings may run the same rows in an op
-    for settings, choices in launch_choices:
-        for choice in choices:
-            first_settings.setdefault(choice, settings)
-    compared = _together(launches, by_op, first_settings, confidence)
+            of_ops = [(op, _swapped_rows(launches, cases, settings)) for op, cases in by_op.items()]
+            swaps_of_launches.append((settings, [(op, rows) for op, rows in of_ops if rows]))
+    compared = _together(launches, by_op, swaps_of_launches, confidence)
 
-    def best(worth_us: Callable[[Compared], float]) -> tuple[float, Setting]:
+    def best(worth_us: Callable[[Compared], float]) -> tuple[float, LaunchSettings]:
         """The launch whose choices are worth most together, and what they are worth."""
-        best_us, best_settings = 0.0, Setting()
-        for settings, choices in launch_choices:
-            us = sum(worth_us(compared[choice]) for choice in choices)
+        best_us = 0.0
+        best_settings: LaunchSettings = {}
+        for settings, swaps_of_launch in swaps_of_launches:
+            us = sum(worth_us(compared[swaps]) for swaps in swaps_of_launch)
             if (us, -len(settings)) > (best_us, -len(best_settings)):
                 best_us, best_settings = us, settings
         return best_us, best_settings
@@ -200,40 +197,41 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     case_confidence = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
     undecided = [case for case in launches.mix.cases if not launches.pair(case, {})]
     return Decision(
-        launches, chosen, gain, list(compared.values()),
-        [_best(launches, case, chosen, case_confidence) for case in cases],
-        list(_crossovers(launches, cases, case_confidence)),
-        {case.text: _why(launches, case, {}) for case in undecided}, margin, likely, failing,
+        launches, chosen, gain, choices=list(compared.values()),
+        cases=[_best_case(launches, case, chosen, case_confidence) for case in cases],
+        crossovers=list(_crossovers(launches, cases, case_confidence)),
+        undecided={case.text: _why(launches, case, {}) for case in undecided},
+        margin=margin, likely=likely, failing=failing,
     )  # fmt: skip
 
 
-Runs = frozenset[tuple[object, object]]
+SwappedRows = frozenset[tuple[object, object]]
 """The cases in which a launch runs another row than the default, each with that row's identity if it was
 timed, else with its name."""
-Choice = tuple[str, Runs]
-"""An op, and what is run in its cases otherwise than by default."""
+Swaps = tuple[str, SwappedRows]
+"""An op and what is swapped in its cases, by which a choice is known. Launches with equal swaps in an op make
+the same choice."""
 
 
-def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[Setting]:
+def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[LaunchSettings]:
     """The candidates and their combinations, with the fewest settings first. A combination sets for each op
-    what a candidate sets, or what a rule of the engine and a run of `toggle` set together."""
-    merged: list[Setting] = [{}]
-    candidates = launches.candidates
-    varied = [settings for settings in candidates if settings in launches.measured.settings]
+    what one candidate sets, or what two set of which a run varied the second (`toggle`)."""
+    merged: list[LaunchSettings] = [{}]
+    varied = [settings for settings in launches.candidates if settings in launches.measured.settings]
     for cases in by_op.values():
-        of_op = [settings for settings in candidates if _runs(launches, cases, settings)]
-        with_varied = [first | second for first, second in product(of_op, varied) if _agree(first, second)]
-        for first, second in [*product(merged, of_op + with_varied)]:
+        of_op = [settings for settings in launches.candidates if _swapped_rows(launches, cases, settings)]
+        of_op += [first | second for first, second in product(of_op, varied) if _agree(first, second)]
+        for first, second in [*product(merged, of_op)]:
             if _agree(first, second) and first | second not in merged:
                 merged.append(first | second)
     return sorted(filter(None, merged), key=len)  # without the default
 
 
-def _agree(first: Setting, second: Setting) -> bool:
+def _agree(first: LaunchSettings, second: LaunchSettings) -> bool:
     return all(second.get(name, value) == value for name, value in first.items())
 
 
-def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Runs:
+def _swapped_rows(launches: Launches, cases: Sequence[Weighed], settings: LaunchSettings) -> SwappedRows:
     """Empty where all cases run as by default."""
     differing = [(case, launches.pair(case, settings)) for case in cases if launches.differs(case, settings)]
     return frozenset(
@@ -243,9 +241,9 @@ def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Ru
     )
 
 
-def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
+def _why(launches: Launches, case: Weighed, settings: LaunchSettings) -> str:
     """Why a case has no time with these settings, or none beside the default's."""
-    entry = launches.entry(case, settings)
+    entry = launches.engine_default(case, settings)
     if entry is None:
         return f"what {launches.engine} runs is not known"
     if not entry.row:
@@ -264,26 +262,28 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
 
 
 def _together(
-    launches: Launches, by_op: Mapping[str, Sequence[Weighed]], choices: Mapping[Choice, Setting],
-    confidence: float,
-) -> dict[Choice, Compared]:  # fmt: skip
+    launches: Launches, by_op: Mapping[str, Sequence[Weighed]],
+    swaps_of_launches: Sequence[tuple[LaunchSettings, Sequence[Swaps]]], confidence: float,
+) -> dict[Swaps, Compared]:  # fmt: skip
     """All choices, each at a confidence at which they hold together. The choices that are clear leave their
     share of the error to the others (Holm, see harness.statistics.multiple)."""
-    compared: dict[Choice, Compared] = {}
-    left = [*choices]
-    asked = len(choices) + 1
-    while len(left) < asked:
-        asked = len(left)
-        shared = 1 - (1 - confidence) / max(1, asked)
-        for choice in left:
-            op, _ = choice
-            compared[choice] = _compared(launches, op, by_op[op], choices[choice], shared)
-        left = [choice for choice in left if compared[choice].verdict not in ("faster", "slower")]
+    settings_of: dict[Swaps, LaunchSettings] = {}  # the first, where several launches make a choice
+    for settings, swaps_of_launch in swaps_of_launches:
+        for swaps in swaps_of_launch:
+            settings_of.setdefault(swaps, settings)
+    compared: dict[Swaps, Compared] = {}
+    unclear, sharing = [*settings_of], 0  # how many share the error
+    while unclear and len(unclear) != sharing:  # as long as some become clear
+        sharing = len(unclear)
+        shared = 1 - (1 - confidence) / sharing
+        for op, rows in unclear:
+            compared[op, rows] = _compared(launches, op, by_op[op], settings_of[op, rows], shared)
+        unclear = [swaps for swaps in unclear if compared[swaps].verdict not in ("faster", "slower")]
     return compared
 
 
 def _compared(
-    launches: Launches, op: str, cases: Sequence[Weighed], settings: Setting, confidence: float
+    launches: Launches, op: str, cases: Sequence[Weighed], settings: LaunchSettings, confidence: float
 ) -> Compared:
     pairs: list[Pair] = []
     missing: dict[str, str] = {}
@@ -306,18 +306,18 @@ def _compared(
     return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved_us, share)
 
 
-def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float) -> BestCase:
+def _best_case(launches: Launches, case: Weighed, chosen: LaunchSettings, confidence: float) -> BestCase:
     pair = launches.pair(case, chosen)
     default = launches.pair(case, {})
     assert pair and default
-    best, settings = pair, chosen
+    fastest, settings = pair, chosen
     candidates = launches.candidates
     for other_settings in ({}, *candidates, *(chosen | candidate for candidate in candidates)):
         other = launches.pair(case, other_settings)
-        if other and other.new_us < best.new_us and not launches.fails(other_settings):
-            best, settings = other, other_settings
-    clear = best.new is not pair.new and _leads(best, pair, confidence)
-    beyond, beyond_us = None, best.new_us
+        if other and other.new_us < fastest.new_us and not launches.fails(other_settings):
+            fastest, settings = other, other_settings
+    clear = fastest.new is not pair.new and _leads(fastest, pair, confidence)
+    beyond, beyond_us = None, fastest.new_us
     flagged = {entry.row for entry in engines.entries(launches.engine, case.op, launches.measured.arch)}
     for row in default.sheet.rows:
         if row.cell.launch == default.old.cell.launch and row.cell.impl not in flagged:
@@ -325,7 +325,7 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float)
             us = default.us / comparison.ratio
             if comparison.verdict == "faster" and us < beyond_us:
                 beyond, beyond_us = row, us
-    return BestCase(case, pair, best, settings, clear, beyond, beyond_us)
+    return BestCase(case, pair, fastest, settings, clear, beyond, beyond_us)
 
 
 def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:

@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from harness.catalogue.architectures import named_sheet
 from harness.decide.measured import CaseKey, Measured, whole_sizes
@@ -66,9 +66,12 @@ class Weighed:
         else:
             self.decode += calls
 
-    def share_in(self, phase: str) -> float:
-        """The part of `share` that its calls in `decode` or `prefill` take."""
-        return self.share * getattr(self, phase) / self.calls
+    def calls_in(self, phase: Literal["decode", "prefill"]) -> float:
+        return self.decode if phase == "decode" else self.prefill
+
+    def share_in(self, phase: Literal["decode", "prefill"]) -> float:
+        """The part of `share` that its calls in this phase take."""
+        return self.share * self.calls_in(phase) / self.calls
 
 
 @dataclass(frozen=True)
@@ -292,11 +295,11 @@ def _run_options(request: EngineRequest, measured: Measured) -> list[str]:
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
-    """The measured cases that stand for a call, each with its part. Of the sizes of _log_sizes the first
-    is interpolated: between the next smaller and the next larger case, linearly in logarithms. A call
-    beyond the measured sizes, by at most the factor BEYOND, counts as several calls of the last case. In the
-    second size only the nearest cases count. Of several cases with the same sizes the first counts. Empty
-    where no case is near enough."""
+    """The measured cases that stand for a call, each with the part of the call for which it stands. Two sizes
+    may grow with the load (`_log_sizes`). Only the cases count that are nearest in the second one. Of these,
+    the next smaller and the next larger case in the first size share the call, linearly in logarithms. A call
+    beyond the measured sizes, by at most the factor BEYOND, counts as several calls of the last case. Of
+    several cases with the same sizes the first counts. Empty where no case is near enough."""
     sizes = whole_sizes(call.op, call.sizes, arch)
     fixed = {name: str(sizes.get(name)) for name in FIXED[call.op]}
     size, second = _log_sizes(call.op, sizes)

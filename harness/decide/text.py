@@ -20,12 +20,13 @@ from harness.decide.decision import LEAST, NO_ROW, BestCase, Compared, Crossover
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
 from harness.engine import as_given
+from harness.files import finite
 from harness.paths import command
 from harness.report.fitting_table import table_of
 from harness.report.notes import printed_notes
 from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import counted, grouped, ratio_text
-from harness.serving.link.predictions import worth as sentence
+from harness.serving.link.predictions import worth as worth_text
 from kernels import engines
 from kernels.engines import SPELLED
 from kernels.engines.deploy import TABLES, known_settings
@@ -128,11 +129,11 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     yield from _beyond(decision)
     yield from _also_changed(decision)
     if decision.likely != decision.chosen and _is_open(decision):
-        text = "by the estimates alone the least time has"
-        yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
+        text = f"by the estimates alone {launch_text(decision.likely)} has the least time"
+        yield "not told", f"{text}; more rounds would tell"
     if worth:
         for concurrency, predicted in worth.predicted.items():
-            text = sentence([launch_text(decision.chosen)], predicted, concurrency)
+            text = worth_text([launch_text(decision.chosen)], predicted, concurrency)
             how = "`serving predict`, 90 %, by its own times of kernels, with these factors"
             yield "predicted", f"{text}: {how}"
         if worth.why_not:
@@ -144,7 +145,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "not decided", f"{counted(len(cases))} of {ops}: {why}"
     yield from _not_measured(decision)
     for launch, why in decision.failing.items():
-        if len(launch.split()) <= 2:  # combinations are told by their parts
+        if len(launch.split()) <= 2:  # two words can be one flag; longer combinations are told by their parts
             yield "fails", f"{launch}: {why}"
     if decision.choices:
         yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of a step"
@@ -227,8 +228,8 @@ def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
 
 def _regret(decision: Decision) -> str:
     text = f"{decision.regret:.2%} more than the fastest row of each case that a flag can choose"
-    if gaining := [case for case in decision.cases if case.clear]:
-        rows = ", ".join(dict.fromkeys(case.best.new.cell.impl for case in gaining))
+    if gaining := [best for best in decision.cases if best.clear]:
+        rows = ", ".join(dict.fromkeys(best.fastest.new.cell.impl for best in gaining))
         text += f"; {counted(len(gaining))} of {len(decision.cases)} would gain by another launch: {rows}"
     return f"this launch takes {text}"
 
@@ -236,11 +237,11 @@ def _regret(decision: Decision) -> str:
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
     """Rows that are faster than any row that a flag of the engine runs: of each op the one with most lead."""
     engine = decision.launches.engine
-    beaten = [case for case in decision.cases if case.beyond]
-    for op, cases in grouped(beaten, lambda case: case.case.op).items():
-        most = max(cases, key=lambda case: case.best.new_us / case.beyond_us)
+    beaten = [best for best in decision.cases if best.beyond]
+    for op, of_op in grouped(beaten, lambda best: best.case.op).items():
+        most = max(of_op, key=lambda best: best.fastest.new_us / best.beyond_us)
         assert most.beyond
-        ratio = f"{most.best.new_us / most.beyond_us:.2f}x as fast at {most.case.sizes_text}"
+        ratio = f"{most.fastest.new_us / most.beyond_us:.2f}x as fast at {most.case.sizes_text}"
         yield "no flag", f"{op}: {most.beyond.cell.impl} is {ratio}; {engine} is not known to run it"
 
 
@@ -333,7 +334,7 @@ def snippet(decision: Decision) -> Iterator[str]:
 def _source(decision: Decision, choice: Compared) -> str:
     """Where the engine decides it, and what that code says."""
     pair = choice.pairs[0]
-    entry = decision.launches.entry(pair.case, decision.chosen)
+    entry = decision.launches.engine_default(pair.case, decision.chosen)
     if entry is None or pair.old.cell.impl == pair.new.cell.impl:
         return ""
     return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})"
@@ -342,21 +343,20 @@ def _source(decision: Decision, choice: Compared) -> str:
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     """The decision as the command's JSON has it."""
     launches, mix = decision.launches, decision.mix
-    tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
-    files = {name: value for name, value in tables.items() if "/" in value}
+    tables = decision.chosen.keys() & TABLES[launches.engine]
+    files = {name: value for name, value in decision.chosen.items() if name in tables and "/" in value}
     return {
         "engine": launches.engine, "engine_version": engines.defaults(launches.engine)[0].version,
         "device": launches.measured.device, "arch": launches.measured.arch,
         "runs": [str(folder) for folder in launches.measured.folders], "mix": mix.text,
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
         "leave_it": not decision.chosen if decision.compared else None,
-        "variables": _settings_of(decision.chosen, flags=False),
-        "flags": _settings_of(decision.chosen, flags=True), "files": files,
+        **_settings_of(decision.chosen), "files": files,
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
         "regret": decision.regret, "choices": [_compared(choice) for choice in decision.choices],
         "taken": [_compared(choice) for choice in decision.taken],
         "crossovers": [asdict(crossover) for crossover in decision.crossovers],
-        "cases": [_case(case) for case in decision.cases],
+        "cases": [_case(best) for best in decision.cases],
         "not_decided": dict(decision.undecided),
         "uncovered": [f"{case.text}: {case.share:.2%}" for case in mix.uncovered],
         "worth": _worth(worth) if worth else None, "measure": [*to_measure(decision)],
@@ -364,40 +364,35 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _settings_of(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
-    """The flags, or the variables."""
-    return {name: value for name, value in settings.items() if name.islower() == flags}
+def _settings_of(settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    flags = {name: value for name, value in settings.items() if name.islower()}
+    return {"variables": {name: settings[name] for name in settings if name not in flags}, "flags": flags}
 
 
-def _case(case: BestCase) -> dict[str, Any]:
+def _case(best: BestCase) -> dict[str, Any]:
+    case, chosen, fastest = best.case, best.chosen, best.fastest
     return {
-        "op": case.case.op, "case": case.case.sizes_text, "decode_calls": case.case.decode,
-        "prefill_calls": case.case.prefill, "row": case.chosen.new.cell.impl, "us": case.chosen.new_us,
-        "best_row": case.best.new.cell.impl, "best_us": case.best.new_us, "best_is_faster": case.clear,
-        "no_flag": case.beyond.cell.impl if case.beyond else None,
+        "op": case.op, "case": case.sizes_text, "decode_calls": case.decode, "prefill_calls": case.prefill,
+        "row": chosen.new.cell.impl, "us": chosen.new_us, "best_row": fastest.new.cell.impl,
+        "best_us": fastest.new_us, "best_is_faster": best.clear,
+        "no_flag": best.beyond.cell.impl if best.beyond else None,
     }  # fmt: skip
 
 
 def _compared(choice: Compared) -> dict[str, Any]:
     comparison = choice.comparison
     return {
-        "variables": _settings_of(choice.settings, flags=False),
-        "flags": _settings_of(choice.settings, flags=True), "op": choice.op or None,
+        **_settings_of(choice.settings), "op": choice.op or None,
         "verdict": choice.verdict if choice.is_complete else None,
-        "ratio": _finite(comparison.ratio) if comparison else None,
-        "low": _finite(comparison.low) if comparison else None,
-        "high": _finite(comparison.high) if comparison else None,
-        "noise": _finite(choice.noise), "confidence": choice.confidence, "share": choice.share,
+        "ratio": finite(comparison.ratio) if comparison else None,
+        "low": finite(comparison.low) if comparison else None,
+        "high": finite(comparison.high) if comparison else None,
+        "noise": finite(choice.noise), "confidence": choice.confidence, "share": choice.share,
         "saved_us": choice.saved_us, "rows": sorted({pair.new.cell.impl for pair in choice.pairs}),
         "cases": [pair.case.text for pair in choice.pairs],
         "runs": sorted({str(pair.sheet.folder) for pair in choice.pairs}),
         "not_measured": dict(choice.missing),
     }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    """None for infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 def _worth(worth: Worth) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Worth:
     why_not: str  # why `serving predict` predicts nothing; empty: it does
 
 
-def decided(
+def decision_and_worth(
     engine: str, measured: Measured, user_fields: Mapping[str, Any], settings: Mapping[str, str],
     margin: float = MARGIN, loads: Sequence[Workload] = (),
 ) -> tuple[Decision, Worth | None]:  # fmt: skip
@@ -70,19 +70,19 @@ def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) ->
     token_ms = step_ms / mix.decode_share if mix.decode_share else 0.0
     prompt_ms = prefill_ms / mix.prompts if mix.prompts else 0.0
     changes = [*_changes(decision)]
-    predicted, why_not = _linked(decision, request, changes)
+    predicted, why_not = _predictions(decision, request, changes)
     return Worth(step_ms, token_ms, prompt_ms, changes, predicted, why_not)
 
 
 def _changes(decision: Decision) -> Iterator[KernelChange]:
     """The factor of each op in each phase, over all of its calls. Calls whose row stays count too, and calls
-    that were not measured count as unchanged. A case has its calls in a phase under the phase's name."""
+    that were not measured count as unchanged."""
     for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
-            in_phase = [pair for pair in pairs if getattr(pair.case, phase)]
+            in_phase = [pair for pair in pairs if pair.case.calls_in(phase)]
             if all(pair.is_unchanged for pair in in_phase):
                 continue
-            series = [pair.series(getattr(pair.case, phase)) for pair in in_phase]
+            series = [pair.series(pair.case.calls_in(phase)) for pair in in_phase]
             measured = total_ratio(series, confidence=PREDICT_CONFIDENCE)
             measured_share = sum(pair.case.share_in(phase) for pair in in_phase)
             op_share = sum(case.share_in(phase) for case in decision.mix.every if case.op == op)
@@ -98,10 +98,10 @@ def _over_all(ratio: float, part: float) -> float:
     return 1 / (1 - part * (1 - 1 / ratio))
 
 
-def _linked(
+def _predictions(
     decision: Decision, request: EngineRequest | None, changes: Sequence[KernelChange]
 ) -> tuple[dict[int, Sequence[Prediction]], str]:
-    """What `serving predict` says at each load, or why it says nothing."""
+    """What `serving predict` says, by the number of requests in flight, and why it says nothing."""
     loads = decision.mix.loads
     if request is None or not loads:
         return {}, "`serving predict` needs a load: give --workload"

@@ -31,8 +31,8 @@ BINDS = "binds"  # all calls whose signatures are known fit
 BREAKS = "breaks"  # a call does not fit
 OLDER = "too old"  # the release is older than the row's first
 UNKNOWN = "not told"
-"""No signature is known, or not that of the row's torch operator: sources lack functions of C++ and functions
-that an import makes."""
+"""No signature is known, or that of the torch operator which is the row's kernel is not: sources do not show
+functions of C++, and functions that are made at import."""
 ALL_KINDS = ("cuda", "rocm", "cpu")
 
 
@@ -91,7 +91,8 @@ def rows() -> list[Vendor]:
 def libraries(row: Vendor) -> set[str]:
     """The row's own library, and the others that it uses."""
     own = row.library or row.provider
-    return {own, *{_root(place) for place in _places(row)} - {_root(own)}}
+    others = {_root(place) for place in _places(row)} - {_root(own)}  # `flash_attn` if own is flash_attn.cute
+    return {own, *others}
 
 
 def places(row: Vendor, library: str) -> set[str]:
@@ -128,14 +129,14 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
         symbol, signature, complaint = _first(alternatives, release.source)
         if symbol is None and packages != {root}:  # another library may have it
             unknown.append(alternatives[0].places[0])
-        elif complaint:
+        elif symbol is None or complaint:  # it is missing, or its call does not fit
             complaints.append(complaint)
-        elif symbol and (signature or not isinstance(symbol, Function)):
-            known += 1
-            lacking |= symbol.lacks(signature)
-        else:
+        elif isinstance(symbol, Function) and signature is None:
             unknown.append(alternatives[0].places[0])
             has_unknown_operator |= isinstance(symbol, Operator)
+        else:
+            known += 1
+            lacking |= symbol.lacks(signature)
     first_version = row.first_versions.get(release.library, "")
     status, reason = BINDS, ""
     if is_older(release.version, first_version):

@@ -171,8 +171,8 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
         if mode == "never":
             how = f"`echo madvise > /{path}`, then {how}"
         yield f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
-    if why := unseen():
-        yield why
+    if why_no_gpu := unseen():
+        yield why_no_gpu
 
 
 def _persistence(here: Platform) -> list[str]:

@@ -20,7 +20,7 @@ from harness.statistics.intervals import CONFIDENCE
 UNEXPLAINED = 0.5  # the exit code is 1 where no cause explains more than this part of the difference
 MOSTLY = 0.75  # a cause of at least this part of the expected saving is said to have all of it
 TPOT, STEP = "TPOT", "a decode step"
-VANISHED_NOTHING = "nothing vanished"
+NOTHING_VANISHED = "nothing vanished"
 USUAL_RATIO = (0.7, 1.3)
 """The usual ratios of a step to TPOT; beyond them a step gives several tokens, or the loads differ."""
 NOT_ITS_OWN = (CALLS, causes.UNREAD, SAME, causes.NO_EFFECT, causes.REFUSED, WORK)
@@ -70,24 +70,24 @@ class Account:
 
     @property
     def state(self) -> str:
-        """NOISE or VANISHED_NOTHING; empty where a part of the gain vanished, or it cannot be told."""
+        """NOISE or NOTHING_VANISHED; empty where a part of the gain vanished, or it cannot be told."""
         expected, observed = self.expected, self.observed
         if expected is None or observed is None:
             return ""
         if observed.meets(expected) and observed.unsure:
             return NOISE
-        return VANISHED_NOTHING if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
+        return NOTHING_VANISHED if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
 
     @property
-    def named(self) -> list[Cause]:
-        return [cause for cause in self.causes if cause.named]
+    def seen(self) -> list[Cause]:
+        return [cause for cause in self.causes if cause.is_seen]
 
     def share(self, ms: float | None) -> float | None:
         """Milliseconds as a part of the expected saving; None where that is not sure, or nothing vanished."""
         expected, observed = self.expected, self.observed
         if ms is None or expected is None or observed is None or expected.unsure:
             return None
-        return None if self.state == VANISHED_NOTHING else ms / expected.ms
+        return None if self.state == NOTHING_VANISHED else ms / expected.ms
 
     @property
     def rest(self) -> float | None:
@@ -101,10 +101,11 @@ def account(
     """The account of a change of these ops. modelled: what the model of serving predicts of the change.
     Raises NothingRan where there is nothing to compare."""
     of = TPOT if sides.effect or steps is None else STEP
-    per_token = sides.accepted_before if of == TPOT else 1.0  # a time of a step over its time for a token
+    # Where TPOT is explained, times of steps are divided by the tokens that a step gives a request.
+    tokens_per_step = sides.accepted_before if of == TPOT else 1.0
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
     predicted = _predicted((*sides.predictions, *modelled), of)
-    in_step = _in_step(steps, per_token)
+    in_step = _in_step(steps, tokens_per_step)
     expected = predicted or in_step
     if not (expected or observed or causes.not_in_effect(sides, log) or (ops and log.missed)):
         raise NothingRan(
@@ -115,37 +116,48 @@ def account(
     if expected and expected.unsure:
         notes.append(f"no gain was expected with certainty: {expected.shown}")
     result = Account("", of, expected, observed, (), tuple(notes))
-    of_steps = causes.step_causes(steps) if steps else ()
-    found = [cause if cause.ms is None else replace(cause, ms=cause.ms / per_token) for cause in of_steps]
-    if accept_length := _of_accept_length(sides, steps):
-        found.append(accept_length)
-    found += _of_sides(result, sides, steps, log, ops, found)
+    found = _found(result, sides, steps, log, ops, tokens_per_step)
     if predicted and in_step:
         found.append(_prediction(predicted, in_step))
-    if steps and observed and _is_comparable(sides, steps):
-        found += _beyond_steps(sides, steps, observed, per_token, accept_length)
     if result.state == NOISE and result.missing is not None and observed:
         found = [_within_noise(cause, steps) for cause in found]
         rest = result.missing - _sum_ms(found)
         if abs(rest) > causes.LEAST * abs(result.missing):
             found.append(Cause(NOISE, "likely", rest, _noise(result, sides.effect), (observed.text,)))
-    named = [cause for cause in found if cause.named]
-    unseen = {cause.name: cause for cause in found if cause.name not in {cause.name for cause in named}}
-    found = [*named, *unseen.values()]
+    seen = {cause.name for cause in found if cause.is_seen}
+    unseen = {cause.name: cause for cause in found if cause.name not in seen}  # each once
+    found = [*(cause for cause in found if cause.is_seen), *unseen.values()]
     found += _not_known(found, sides, steps)
     found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
     result = replace(result, causes=tuple(sorted(found, key=lambda cause: _rank(cause, result.missing))))
     return replace(result, says=_sentence(result, sides.effect, steps), code=_code(result, steps))
 
 
+def _found(
+    result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], tokens_per_step: float
+) -> list[Cause]:
+    """The causes on which the inputs say something, seen or not, beside the prediction and noise. result: the
+    account without causes; tokens_per_step: see `account`"""
+    of_steps = causes.step_causes(steps) if steps else ()
+    found = [
+        cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in of_steps
+    ]
+    if accept_length := _of_accept_length(sides, steps):
+        found.append(accept_length)
+    found += _of_sides(result, sides, steps, log, ops, found)
+    if steps and result.observed and _is_comparable(sides, steps):
+        found += _beyond_steps(sides, steps, result.observed, tokens_per_step, accept_length)
+    return found
+
+
 def _sum_ms(found: Sequence[Cause]) -> float:
     """What the causes with evidence took of the gain, as far as their sizes are known."""
-    return sum(cause.ms or 0.0 for cause in found if cause.named)
+    return sum(cause.ms or 0.0 for cause in found if cause.is_seen)
 
 
 def _within_noise(cause: Cause, steps: Steps | None) -> Cause:
     """A cause where the observation is noise: at most likely, and of a size only where traces show one."""
-    is_weaker = cause.named and not _shows_missing_calls(cause, steps)
+    is_weaker = cause.is_seen and not _shows_missing_calls(cause, steps)
     return replace(cause, sure="likely" if is_weaker else cause.sure, ms=cause.ms if steps else None)
 
 
@@ -164,8 +176,9 @@ def _of_effect(effect: Effect) -> Saving:
     of_others = "" if effect.interval else ", its interval that of other servers"
     times = f"{figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms"
     text = f"TPOT {times}, {counted(effect.pairs, 'pair')}{of_others}"
-    saved_ms = -effect.base / 100  # of one per cent of TPOT more, so the most per cent are the least saving
-    return Saving(effect.percent * saved_ms, high * saved_ms, low * saved_ms, text)
+    # The percentages say how much longer TPOT became, so the highest one is the least saving.
+    percent_ms = -effect.base / 100
+    return Saving(effect.percent * percent_ms, high * percent_ms, low * percent_ms, text)
 
 
 def _of_steps(steps: Steps | None) -> Saving | None:
@@ -202,14 +215,14 @@ def _predicted(predictions: Sequence[Prediction], of: str) -> Saving | None:
     return Saving(ms, low, high, f"predicted of {of} ({methods[0]})")
 
 
-def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
+def _in_step(steps: Steps | None, tokens_per_step: float) -> Saving | None:
     """The saving that the calls in the trace allow, with the usual error of a saving alone in a server."""
     if steps is None or steps.expected_ms is None:
         return None
-    ms, calls = steps.expected_ms / per_token, steps.changed.calls
-    half = causes.IN_STEP * abs(ms)
+    ms, calls = steps.expected_ms / tokens_per_step, steps.changed.calls
+    half = causes.SERVER_ERROR * abs(ms)
     if alone := steps.alone:
-        half = math.hypot(half, calls * alone.mean("half_us") / 1e3 / per_token)
+        half = math.hypot(half, calls * alone.mean(lambda case: case.half_us) / 1e3 / tokens_per_step)
         times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
         text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
     else:
@@ -228,25 +241,21 @@ def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
 def _of_sides(
     result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], found: Sequence[Cause]
 ) -> Iterator[Cause]:
-    """What names, settings, logs and the work show, beside the causes that were found. Where no trace tells
-    the size of such a cause, it is all that is still missing. The size of other work is known only where the
-    traces themselves are compared."""
-    is_sized = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
-    ms = None
-    if result.missing is not None and (not is_sized or (steps and steps.unlike)):
-        ms = result.missing - _sum_ms(found)
+    """What names, settings, logs and the work show, beside the causes that were found. They do not tell the
+    size of a cause: it has all that is still missing where traces do not tell how much the op lost."""
+    rest = None if result.missing is None else result.missing - _sum_ms(found)
     missed = causes.missed_table(log, ops)
-    if missed and not missed.named:
+    if missed and not missed.is_seen:
         yield missed
-    of_op = any(cause.named and cause.name in OF_OP for cause in found)
+    of_op = any(cause.is_seen and cause.name in OF_OP for cause in found)
     if not of_op and (steps is None or steps.expected_ms is None):
         of_traces = causes.same_kernels(steps) if steps else None
         cause = causes.not_in_effect(sides, log) or of_traces or missed
-        if cause and cause.named:
-            yield replace(cause, ms=ms)
+        if cause and cause.is_seen:
+            yield replace(cause, ms=rest)
     if steps and steps.unlike and not sides.effect:
         line = f"the profiled steps: {steps.unlike}"
-        yield Cause(WORK, "likely", ms, f"The two sides did other work: {line}", (line,))
+        yield Cause(WORK, "likely", rest, f"The two sides did other work: {line}", (line,))
     elif sides.large_work and not (steps and _is_comparable(sides, steps)):  # else see _beyond_steps
         yield _other_work(sides, None)
     elif sides.work is not None and not sides.work and not any(cause.name == WORK for cause in found):
@@ -296,15 +305,15 @@ def _of_accept_length(sides: Sides, steps: Steps | None) -> Cause | None:
 
 
 def _beyond_steps(
-    sides: Sides, steps: Steps, observed: Saving, per_token: float, accept_length: Cause | None
+    sides: Sides, steps: Steps, observed: Saving, tokens_per_step: float, accept_length: Cause | None
 ) -> Iterator[Cause]:
     """What the steps saved and TPOT does not show, apart from the accept length: other work, or stalls."""
-    saved_ms = (steps.saved_ms or 0.0) / per_token
+    saved_ms = (steps.saved_ms or 0.0) / tokens_per_step
     lost_ms = saved_ms - observed.ms
     if accept_length:
         lost_ms -= accept_length.ms or 0.0
-    half_ms = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
-    if abs(lost_ms) <= max(half_ms, causes.IN_STEP * abs(saved_ms)):
+    half_ms = math.hypot(steps.half_ms / tokens_per_step, (observed.high - observed.low) / 2)
+    if abs(lost_ms) <= max(half_ms, causes.SERVER_ERROR * abs(saved_ms)):
         yield Cause(STALLS, "none seen")
         yield Cause(WORK, "none seen")
         return
@@ -343,7 +352,7 @@ def _rank(cause: Cause, missing: float | None) -> tuple[int, float, int]:
     """A key by which causes with evidence come first, among them the largest one of the sign of what is
     missing; then come causes that were not seen, then those that are not known."""
     order = [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
-    if cause.named:
+    if cause.is_seen:
         return 0, -_sign(missing) * (cause.ms or 0.0), order
     return 1 if cause.sure == "none seen" else 2, 0.0, order
 
@@ -423,11 +432,11 @@ def _noise(result: Account, effect: Effect | None) -> str:
 def _sentence(result: Account, effect: Effect | None, steps: Steps | None) -> str:
     """What happened, with the first cause."""
     expected, observed, missing = result.expected, result.observed, result.missing
-    if result.state == VANISHED_NOTHING and expected and observed:
+    if result.state == NOTHING_VANISHED and expected and observed:
         return _as_expected(result, expected, observed)
     # Causes of the other sign do not explain what is missing.
     named = [
-        cause for cause in result.named
+        cause for cause in result.seen
         if cause.name != NOISE and (cause.ms is None or _sign(missing) * cause.ms > 0)
     ]  # fmt: skip
     if result.state == NOISE:
@@ -490,10 +499,8 @@ def _as_expected(result: Account, expected: Saving, observed: Saving) -> str:
 
 def _not_its_own(result: Account) -> Cause | None:
     """The first cause with which what was saved cannot be what the change saved."""
-    for cause in result.named:
-        if cause.name in NOT_ITS_OWN and (cause.ms is None or cause.ms > 0):
-            return cause
-    return None
+    not_its_own = [cause for cause in result.seen if cause.name in NOT_ITS_OWN]
+    return next((cause for cause in not_its_own if cause.ms is None or cause.ms > 0), None)
 
 
 def _shorter(saved_ms: float) -> str:
@@ -505,14 +512,15 @@ def _lower(says: str) -> str:
 
 
 def _code(result: Account, steps: Steps | None) -> int:
-    """The exit code."""
-    if result.state == VANISHED_NOTHING:
+    """The exit code. FAILED: more than UNEXPLAINED of what is missing has no cause; or what is missing is not
+    known and no cause is certain; or it may be noise; or what was saved is not the change's own."""
+    if result.state == NOTHING_VANISHED:
         return FAILED if _not_its_own(result) else OK
-    if result.state == NOISE and not any(_shows_missing_calls(cause, steps) for cause in result.named):
+    if result.state == NOISE and not any(_shows_missing_calls(cause, steps) for cause in result.seen):
         return FAILED
     if result.missing is None:
-        return OK if any(cause.sure == "certain" for cause in result.named) else FAILED
-    return OK if result.named and abs(result.rest or 0.0) <= UNEXPLAINED * abs(result.missing) else FAILED
+        return OK if any(cause.sure == "certain" for cause in result.seen) else FAILED
+    return OK if result.seen and abs(result.rest or 0.0) <= UNEXPLAINED * abs(result.missing) else FAILED
 
 
 def facts(result: Account) -> JsonObject:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,18 +46,18 @@ class Alone:
     new: tuple[str, ...]  # kernels that only the entry after runs
     kernel_us: Mapping[str, float]  # kernel -> microseconds in a call, for the kernels of both
 
-    def mean(self, column: str, keys: Collection[str] | None = None) -> float:
-        """The weighted mean of `before_us`, `after_us` or `half_us` over these cases, by default over all."""
+    def mean(self, us: Callable[[CaseTimes], float], keys: Collection[str] | None = None) -> float:
+        """The weighted mean over the cases with these keys, by default over all."""
         cases = [case for case in self.cases if keys is None or case.text in keys]
-        return _weighted_mean([getattr(case, column) for case in cases], [case.weight for case in cases])
+        return _weighted_mean([us(case) for case in cases], [case.weight for case in cases])
 
     def saving_us(self, keys: Collection[str] | None = None) -> float:
         """What a call saves, the weighted mean over the cases with these keys, by default over all."""
-        return self.mean("before_us", keys) - self.mean("after_us", keys)
+        return self.mean(lambda case: case.before_us, keys) - self.mean(lambda case: case.after_us, keys)
 
     @property
     def change(self) -> KernelChange:
-        factor = self.mean("before_us") / self.mean("after_us")
+        factor = self.mean(lambda case: case.before_us) / self.mean(lambda case: case.after_us)
         return KernelChange(op=self.op, factor=factor, source=self.folder)
 
 

@@ -65,21 +65,21 @@ SURER = {
 }
 """What to record to be sure of a cause that is likely."""
 
-# Parts of a time, if nothing else is said.
-IN_STEP = IN_SERVER * T90  # by which a saving in a server usually differs from that of the op alone
-OF_LAUNCH = 0.01  # by which the steps of two launches differ without a cause, where no A/B knows it
-OF_KERNEL = 3  # one kernel's times differ between launches by so many times the part by which steps do
-LEAST = 0.1  # causes below this part of the expected saving, or of what is missing, are not named
-SAME_CALLS = 0.02  # by which a kernel's calls in two traces may differ and count as equal
+# Differences are parts of the time or number that differs, if nothing else is said.
+SERVER_ERROR = IN_SERVER * T90  # the usual difference of a saving in a server from that of the op alone
+LAUNCH_SCATTER = 0.01  # the difference of the steps of two launches without a cause, where no A/B shows it
+KERNEL_SCATTER = 3  # the difference of a kernel's times in two launches, as a multiple of the steps'
+LEAST = 0.1  # smaller causes, as parts of the expected saving or of what is missing, count as not seen
+SAME_CALLS = 0.02  # the largest difference of a kernel's calls in two traces that count as equal
 FITS = 0.5  # where more than this part of the calls has shapes of the run, the served shapes are the run's
 
 FEWEST_KERNELS = 3  # the fewest kernels that can show another clock by becoming slower alike
 HEAVY = 0.005  # kernels with less than this part of the time scatter too much to show a clock
-CLOCK_LAUNCHES = 1.5  # the factor of a clock differs from 1 by more than so many times OF_LAUNCH
+CLOCK_LAUNCHES = 1.5  # the factor of a clock differs from 1 by more than so many times LAUNCH_SCATTER
 CLOCK_SCATTER = 1 / 3  # the standard deviation of the factors of kernels, as a part of (factor - 1)
 CLOCK_ALIKE, CLOCK_MOST = 0.5, 0.7
-"""Kernels with more than the second part of the time must have factors that are off the shared one by less
-than the first part of (factor - 1). Else single kernels became slower, and it is no clock."""
+"""It is a clock if kernels with more than CLOCK_MOST of the time have factors that differ from the median
+`factor` by less than CLOCK_ALIKE times (factor - 1). Else single kernels became slower."""
 OF_MEDIAN = 1.48  # the standard deviation of a normal distribution over its median absolute deviation
 
 
@@ -95,7 +95,7 @@ class Cause:
     record: str = ""  # what would tell whether there is this cause, or make it sure; empty: nothing is needed
 
     @property
-    def named(self) -> bool:
+    def is_seen(self) -> bool:
         """Whether there is evidence of it."""
         return self.sure in ("certain", "likely")
 
@@ -150,24 +150,25 @@ class Steps:
         return self.before.ms - self.after.ms if self.before else None
 
     @property
-    def of_launch(self) -> float:
-        """The part by which two launches differ without a cause: that of the A/B where it is larger."""
+    def launch_scatter(self) -> float:
+        """See LAUNCH_SCATTER; that of the A/B where it is larger."""
         effect = self.sides.effect
-        return max(OF_LAUNCH, (effect.launch_spread or 0.0) / 100 if effect else 0.0)
+        return max(LAUNCH_SCATTER, (effect.launch_spread or 0.0) / 100 if effect else 0.0)
 
     @property
     def uncalled_ms(self) -> float:
-        """What the calls that the new kernel did not take would have saved."""
-        new_part = self.changed.swap.new_part
-        if new_part and self.before and self.changes and self.alone is None:
-            left = [(1 - new_part.get(change.op, 1.0), change) for change in self.changes]
+        """What the calls that the new kernel did not take would have saved. The part of them is known by op
+        where steps were compared because no run names kernels, else for all ops together."""
+        part_by_op = self.changed.swap.new_part_by_op
+        if part_by_op and self.before and self.changes and self.alone is None:
+            left = [(1 - part_by_op.get(change.op, 1.0), change) for change in self.changes]
             return sum(part * self._expected_of(self.before, change) for part, change in left)
         return (1 - (self.changed.new_part or 0.0)) * (self.expected_ms or 0.0)
 
     @property
     def half_ms(self) -> float:
         """Half the width of the interval of saved_ms."""
-        return math.hypot(self.half_ms_of("step"), self.of_launch * self.after.ms)
+        return math.hypot(self.half_ms_of("step"), self.launch_scatter * self.after.ms)
 
     def half_ms_of(self, *keys: str) -> float:
         """Half the width of the interval of the difference of both steps in these keys of `half_width_ms`."""
@@ -176,10 +177,10 @@ class Steps:
 
     @property
     def least_ms(self) -> float:
-        """The size up to which a cause is not named."""
+        """The size up to which a cause counts as not seen."""
         expected, saved = self.expected_ms, self.saved_ms or 0.0
         if not expected:
-            return max(self.of_launch * self.after.ms, LEAST * abs(saved))
+            return max(self.launch_scatter * self.after.ms, LEAST * abs(saved))
         return LEAST * max(abs(expected), abs(expected - saved) if self.before else 0.0)
 
 
@@ -217,7 +218,7 @@ def step_causes(steps: Steps) -> Iterator[Cause]:
         says += f": {after.launch} instead of {before.launch}"
     yield _if_large(
         IDLE, more_idle_ms,
-        max(steps.half_ms_of("idle"), steps.least_ms, steps.of_launch * after.ms), says,
+        max(steps.half_ms_of("idle"), steps.least_ms, steps.launch_scatter * after.ms), says,
         (f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step",),
     )  # fmt: skip
 
@@ -234,7 +235,7 @@ def _causes_of_one_step(steps: Steps) -> Iterator[Cause]:
     if changed.swap.new and changed.new_part:
         alone_ms = sum(alone.kernel_us[name] for name in alone.new) / 1e3
         longer_ms = steps.after.ms_of(changed.swap.new) - changed.new_part * changed.calls * alone_ms
-        yield _saves_less(steps, longer_ms, IN_STEP * changed.new_part * expected_ms)
+        yield _saves_less(steps, longer_ms, SERVER_ERROR * changed.new_part * expected_ms)
 
 
 def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
@@ -244,17 +245,17 @@ def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
     if before is None or expected_ms is None:
         return
     before_ms, after_ms = before.ms_of(changed.before), steps.after.ms_of(changed.after) / clock
-    least_ms = max(steps.of_launch * before_ms + steps.half_ms_of(*steps.ops), steps.least_ms)
+    least_ms = max(steps.launch_scatter * before_ms + steps.half_ms_of(*steps.ops), steps.least_ms)
     saved_ms = before_ms - after_ms
     lost_ms = expected_ms - saved_ms
     new_part = changed.new_part
-    if new_part is None:
-        is_unchanged = abs(saved_ms) < max(1.5 * LEAST * abs(expected_ms), least_ms)
-        if is_unchanged and not steps.unlike:
+    if new_part is None:  # names do not tell; if the op became faster, the new kernel took all calls
+        saves_nothing = abs(saved_ms) < max(1.5 * LEAST * abs(expected_ms), least_ms)
+        if saves_nothing and not steps.unlike:
             yield _not_in_effect(steps, lost_ms)
             return
         new_part = 1.0
-    else:  # without new calls, what ran instead may save something, too
+    else:  # if no call is of the new kernel, this has all that is lost: what ran instead may save something
         cause = _not_called(steps, steps.uncalled_ms if new_part or steps.unlike else lost_ms)
         yield cause
         lost_ms -= cause.ms or 0.0
@@ -265,7 +266,7 @@ def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
         if cause.name == SHAPES and cause.sure == "certain":
             return
         lost_ms -= cause.ms or 0.0
-    yield _saves_less(steps, lost_ms, max(least_ms, IN_STEP * abs(new_part * expected_ms)))
+    yield _saves_less(steps, lost_ms, max(least_ms, SERVER_ERROR * abs(new_part * expected_ms)))
 
 
 def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: float) -> Iterator[Cause]:
@@ -275,7 +276,7 @@ def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: 
     if alone is None or steps.before is None:
         return
     if foreign := changed.swap.foreign:
-        alone_us = alone.mean("before_us")
+        alone_us = alone.mean(lambda case: case.before_us)
         shorter_ms = new_part * (changed.calls * alone_us / 1e3 - before_ms)
         says = f"Without the change the server ran {short(foreign)}, which is faster than the run's"
         evidence = f"{_calls(foreign, steps.before)} a step in {steps.before.file}: {short(foreign)}"
@@ -382,7 +383,7 @@ def missed_table(log: Log, ops: Sequence[str], served: str = "") -> Cause | None
 def _table_cause(steps: Steps, ms: float) -> Cause | None:
     """That a table was missed, where a log says so and enough is missing for it."""
     cause = missed_table(steps.log, steps.ops, steps.fit.served if steps.fit else "")
-    return cause if cause and cause.named and ms > steps.least_ms else None
+    return cause if cause and cause.is_seen and ms > steps.least_ms else None
 
 
 def _saves_less(steps: Steps, ms: float, least_ms: float) -> Cause:
@@ -428,7 +429,7 @@ def _clock(before: DecodeStep, after: DecodeStep, changed: ChangedOp) -> tuple[f
     scatter = OF_MEDIAN * statistics.median(abs(ratio - factor) for ratio in heavy)
     alike = [name for name, ratio in ratios.items() if abs(ratio - factor) < CLOCK_ALIKE * change]
     is_one_factor = scatter < CLOCK_SCATTER * change and before.ms_of(alike) > CLOCK_MOST * total_ms
-    return factor if is_one_factor and change > CLOCK_LAUNCHES * OF_LAUNCH else 1.0, ratios
+    return factor if is_one_factor and change > CLOCK_LAUNCHES * LAUNCH_SCATTER else 1.0, ratios
 
 
 def _clock_cause(steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]) -> Cause:
@@ -453,7 +454,7 @@ def _neighbour_causes(
     for cause, added_ms in _added_ms(steps, before, clock, ratios).items():
         ms = sum(added_ms.values())
         classes = {before.op_class(kernel) or after.op_class(kernel) for kernel in added_ms}
-        noise_ms = OF_KERNEL * steps.of_launch * before.ms_of(added_ms)
+        noise_ms = KERNEL_SCATTER * steps.launch_scatter * before.ms_of(added_ms)
         largest = sorted(added_ms, key=lambda kernel: -abs(added_ms[kernel]))[:3]
         first = short(largest[0]) if largest else ""
         says = {
@@ -475,10 +476,10 @@ def _added_ms(
     for name in (before.kernels.keys() | after.kernels.keys()) - {*changed.before, *changed.after}:
         before_ms, after_ms = before.ms_of([name]), after.ms_of([name])
         op_class = before.op_class(name) or after.op_class(name)
-        noise_ms = max(OF_KERNEL * steps.of_launch * before_ms, steps.half_ms_of(op_class))
+        noise_ms = max(KERNEL_SCATTER * steps.launch_scatter * before_ms, steps.half_ms_of(op_class))
         if op_class in COMMUNICATION:  # the clock may slow it or not: only what lies beyond both counts
             low, high = sorted((before_ms, clock * before_ms))
-            added[WAITS][name] = after_ms - min(max(after_ms, low), high)
+            added[WAITS][name] = max(0.0, after_ms - high) + min(0.0, after_ms - low)
         elif name not in ratios:
             added[BESIDE][name] = after_ms - clock * before_ms
         elif abs(after_ms - clock * before_ms) > noise_ms:

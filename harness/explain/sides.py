@@ -103,8 +103,9 @@ def _of_record(folder: Path, arm: str) -> Sides:
     says_unread = {row["name"]: row["says"] for row in record.names if row["found"] is False}
     unread = next(iter(says_unread.values())) if names and names <= says_unread.keys() else ""
     same, launched_alike = _same(record, arm)
-    low, high = (tpot.interval if tpot else None) or (0.0, 0.0)
-    if not low <= 0 <= high and (same or unread):
+    low, high = tpot.interval if tpot and tpot.interval else (0.0, 0.0)
+    is_tpot_different = low > 0 or high < 0
+    if is_tpot_different and (same or unread):
         why = same or "; ".join(says_unread.values())
         notes.append(f"{why}; but TPOT differs, so the two servers are not the same")
         unread, same, launched_alike = "", "", False

@@ -154,7 +154,7 @@ class KernelSwap:
     foreign: str = ""  # the op's kernel with most time before, where that step has none of the run's old ones
     guessed: bool = False
     """Whether `new` is taken for the run's new kernels only because the old ones are gone."""
-    new_part: Mapping[str, float] = field(default_factory=dict)
+    new_part_by_op: Mapping[str, float] = field(default_factory=dict)
     """Op -> the part of its time before whose calls went to new kernels; empty where a run names kernels."""
 
 
@@ -173,7 +173,8 @@ class ChangedOp:
 def changed_op(
     before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone | None
 ) -> ChangedOp:
-    """before: None where only the server with the change was profiled"""
+    """The kernels of the op, which are told apart by the names in a run that has them, else by comparing both
+    steps. before: None where only the server with the change was profiled"""
     names_before = _kernels_of(before, ops) if before else []
     names_after = _kernels_of(after, ops)
     naming_run = alone if alone and alone.old and alone.new else None
@@ -186,18 +187,9 @@ def changed_op(
     main = names[0] if names else ""  # the kernel whose calls are those of the op
     first = before or after
     calls = first.calls_of([main])
-    new_calls = after.calls_of(swap.new[:1])
     if naming_run and before is None:
-        calls = after.calls_of(swap.old[:1]) + new_calls
-    new_part = None
-    if naming_run and not swap.new:
-        new_part = 0.0
-    elif naming_run and before is None:
-        new_part = new_calls / calls
-    elif swap.new_part:
-        new_part = min(swap.new_part.values())
-    elif before and swap.old and swap.new:
-        new_part = _part_gone(before, after, swap.old)
+        calls = after.calls_of(swap.old[:1]) + after.calls_of(swap.new[:1])
+    new_part = _new_part(before, after, swap, naming_run is not None, calls)
     if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
         calls /= max(1, round(alone.kernel_us.get(main, 0.0) / first.kernels[main].us_per_call))
     if before:
@@ -207,6 +199,20 @@ def changed_op(
         swap=swap, before=[*dict.fromkeys(names_before)], after=[*dict.fromkeys(names_after)],
         run_names=naming_run.new if naming_run else (), calls=calls, new_part=new_part,
     )  # fmt: skip
+
+
+def _new_part(
+    before: DecodeStep | None, after: DecodeStep, swap: KernelSwap, is_named: bool, calls: float
+) -> float | None:
+    """The part of the op's calls that the new kernel took; None: kernels' names do not tell. is_named:
+    whether a run names the kernels"""
+    if is_named and not swap.new:
+        return 0.0
+    if is_named and before is None:
+        return after.calls_of(swap.new[:1]) / calls
+    if swap.new_part_by_op:
+        return min(swap.new_part_by_op.values())
+    return _part_gone(before, after, swap.old) if before and swap.old and swap.new else None
 
 
 def _swap_by_run(
@@ -230,7 +236,7 @@ def _swap_by_run(
 def _swap_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[str]) -> KernelSwap:
     all_old: list[str] = []
     all_new: dict[str, None] = {}
-    new_part: dict[str, float] = {}
+    new_part_by_op: dict[str, float] = {}
     for op in ops:
         old = [
             name for name in _kernels_of(before, [op])
@@ -240,11 +246,12 @@ def _swap_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[s
         if old and not new:
             new = _new_unknown(before, after)  # no rule knows the class of the new kernel
         if old and new:
-            new_part[op] = _part_gone(before, after, old)
+            new_part_by_op[op] = _part_gone(before, after, old)
         all_old += old
         all_new |= dict.fromkeys(new)
     all_old.sort(key=lambda name: -before.ms_of([name]))
-    return KernelSwap(all_old, sorted(all_new, key=lambda name: -after.ms_of([name])), new_part=new_part)
+    new = sorted(all_new, key=lambda name: -after.ms_of([name]))
+    return KernelSwap(all_old, new, new_part_by_op=new_part_by_op)
 
 
 def _part_gone(before: DecodeStep, after: DecodeStep, old: Sequence[str]) -> float:

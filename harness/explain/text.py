@@ -26,12 +26,12 @@ def shown(result: Account) -> RenderableType:
             f"{word}: {saving.shown} less of {result.of}: {saving.text}" if saving
             else f"{word}: not known in ms"
         )  # fmt: skip
-    if result.named:
-        rows = [_row(result, cause.name, cause.ms, cause.sure) for cause in result.named]
+    if result.seen:
+        rows = [_row(result, cause.name, cause.ms, cause.sure) for cause in result.seen]
         if result.rest is not None:
             rows += [_row(result, "rest, unexplained", result.rest), _row(result, "missing", result.missing)]
         parts += ["", table_of(rows), ""]
-    for cause in result.named:
+    for cause in result.seen:
         parts.append(f"{cause.name}: {cause.says}")
         parts += [f"- {line}" for line in cause.evidence]
         parts += [f"- surer with {cause.record}"] if cause.record else []

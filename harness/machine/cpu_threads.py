@@ -92,7 +92,7 @@ def runs_of(numbers: Iterable[int], most_apart: int = 1) -> list[tuple[int, int]
 
 
 def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:
-    """The physical cores of a NUMA node, as engines bind a rank to one; fewer where the quota is less."""
+    """The physical cores of a NUMA node, as engines bind a rank to a node; fewer where the quota is less."""
     return max(1, int(min(len(cores(root, allowed)[0]), quota(root))))
 
 

@@ -43,14 +43,15 @@ def _first_of_kind(name: str) -> str:
     """torch's name of the device, or of the first GPU of the type, that a name in any capitals means; any
     other name as it is. A product's name means a part of a GPU only if it ends with the part."""
     asked = name.lower()
-    ranks: dict[str, tuple[bool, bool]] = {}  # by device; the lowest is taken, of equals the first
+    # By device, whether it is meant by another word than its type, and whether it is a part of a GPU.
+    ranks: dict[str, tuple[bool, bool]] = {}
     for gpu in devices().values():
         type, part = known_type(gpu.name).lower(), part_of(gpu.name).lower()
         is_word_of_name = re.search(rf"(?<![a-z0-9]){re.escape(asked)}(?![a-z0-9])", gpu.name.lower())
         is_meant = asked in (type, gpu.arch) or (is_word_of_name and asked.endswith(part))
         if asked == gpu.device or (is_meant and gpu.kind != "cpu"):
-            ranks[gpu.device] = (asked != type, part != "")  # its type first, then whole GPUs before parts
-    return min(ranks, key=ranks.__getitem__) if ranks else name
+            ranks[gpu.device] = (asked != type, part != "")
+    return min(ranks, key=ranks.__getitem__) if ranks else name  # of equals the first
 
 
 def torch_advice(here: Platform) -> str:
@@ -124,7 +125,7 @@ def differing(
     a: JsonObject, b: JsonObject, machine: Iterable[str], groups: Iterable[str] = ("versions",)
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields the facts in which two provenances differ: the name, the value in `a` and the value in `b`, None
-    where it is missing. machine: the facts of the machine that count; groups: those of which all count"""
+    where it is missing. machine: names of the machine's facts; groups: parts that are compared as a whole"""
     for group in ("machine", *groups):
         of_a, of_b = a.get(group, {}), b.get(group, {})
         for name in machine if group == "machine" else sorted(of_a | of_b):

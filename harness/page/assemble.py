@@ -44,7 +44,7 @@ from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
 from shapes.case import text_of
 
-integer_text = partial(significant, digits=9)
+integer_text = partial(significant, digits=9)  # all digits
 SHAPE_COLUMNS: Columns = {
     "share": ("share", four_digits), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
     "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", integer_text),
@@ -135,7 +135,7 @@ def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
     abs, ledgers = archive.below(folder, AB), archive.below(folder, LEDGER)
     documents = [] if runs or abs or ledgers else sorted(folder.glob("*.json"))
     if not (runs or abs or ledgers or documents):
-        runs = run_folders(folder)
+        runs = run_folders(folder)  # those of an EXPERIMENT alone, or UsageError
     yield from (("run", path) for path in runs)
     yield from (("A/B", file.parent) for file in abs)
     yield from (("ledger", path) for path in ledgers)
@@ -144,59 +144,68 @@ def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
 
 def assemble(records: Records, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
     """The page of records. With up to MOST_INPUTS records, runs of one op share a section. A page of more
-    begins with a table of the records, and has a folded section for each. Raises UsageError where a record
-    cannot be read, or there is nothing to show.
-
-    progress: is called with a text that says which of many runs is being read
-    """
+    begins with a table of the records, and has a folded section for each; `progress` is then called with a
+    text that says which run is being read. Raises UsageError where a record cannot be read, or there is
+    nothing to show."""
     runs = {path: Journal(path).run() for kind, path in records if kind == "run"}
     others = [(kind, path) for kind, path in records if kind != "run"]
-    many = len(records) > MOST_INPUTS
-    labels = dict.fromkeys(runs, "") if many else _labels(runs)
+    ops = dict.fromkeys(run.op for run in runs.values())
     sections: list[PageSection] = []
-    machines: list[PageSection] = []
-    # The folders of each section: one, or all of an op.
-    groups = [[folder] for folder in runs] if many else list(grouped(runs, lambda f: runs[f].op).values())
-    for folders in groups:
-        op = runs[folders[0]].op
-        cases_of_op = []
-        for folder in folders:
-            if many:
-                progress(f"{len(machines) + 1} of {len(runs)} runs: {folder}")
-            cases = measured_cases(folder, labels[folder])
-            label = labels[folder] or (folder.name if len(runs) > 1 else "")
-            machines.append(machine_section(runs[folder], cases, label))
-            cases_of_op += cases
-        if cases_of_op:
-            sections.append(op_section(op, cases_of_op, with_rounds=not many))
-        else:
-            sections.append(PageSection(anchor(op), op, "No case was finished."))
-    for folders in groups:
-        if len(folders) == 2:  # of two runs of one op the newer is compared with the older
+    if len(records) > MOST_INPUTS:
+        for number, folder in enumerate(runs, 1):
+            progress(f"{number} of {len(runs)} runs: {folder}")
+            section, machines = _sections_of_runs([folder], runs, {folder: ""}, with_rounds=False)
+            section.sections = [*section.sections, *machines]
+            sections.append(section)
+        sections += [_section_of_other(kind, path) for kind, path in others]
+        index = _folded_behind_index([path for _, path in records], runs, sections)
+        subtitle = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
+        return Page(title or f"{len(records)} records", subtitle, [index, *sections])
+
+    by_op = list(grouped(runs, lambda folder: runs[folder].op).values())
+    all_machines: list[PageSection] = []
+    for folders in by_op:
+        section, machines = _sections_of_runs(folders, runs, _labels(runs), with_rounds=True)
+        sections.append(section)
+        all_machines += machines
+    for folders in by_op:
+        if len(folders) == 2:  # the newer is compared with the older
             a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
             comparison = compare_runs(a, b)
             if comparison.rows and not comparison.incompatible:
                 sections.append(moved_section(a, b, comparison))
-    for kind, path in others:
-        if kind == "A/B":
-            sections.append(ab_section(path))
-        elif kind == "ledger":
-            sections.append(ledger_section(list(known_rows([str(path)])), str(path)))
-        else:
-            sections.append(written_section(path))
+    sections += [_section_of_other(kind, path) for kind, path in others]
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
-
-    ops = dict.fromkeys(run.op for run in runs.values())
-    if many:
-        for section, machine in zip(sections, machines, strict=False):  # the sections of runs come first
-            section.sections = [*section.sections, machine]
-        index = _folded_behind_index([path for _, path in records], runs, sections)
-        subtitle = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
-        return Page(title or f"{len(records)} records", subtitle, [index, *sections])
     names = ", ".join([*ops, *(path.name for _, path in others)])
     origins = dict.fromkeys(", ".join(filter(None, _origin(run))) for run in runs.values())
-    return Page(title or names or "Recorded results", "; ".join(origins), [*sections, *machines])
+    return Page(title or names or "Recorded results", "; ".join(origins), [*sections, *all_machines])
+
+
+def _sections_of_runs(
+    folders: Sequence[Path], runs: Mapping[Path, Run], labels: Mapping[Path, str], with_rounds: bool
+) -> tuple[PageSection, list[PageSection]]:
+    """The section of the cases of some runs of one op, and for each of these runs that of its machine; `runs`
+    are all runs of the page."""
+    op = runs[folders[0]].op
+    all_cases, machines = [], []
+    for folder in folders:
+        cases = measured_cases(folder, labels[folder])
+        label = labels[folder] or (folder.name if len(runs) > 1 else "")
+        machines.append(machine_section(runs[folder], cases, label))
+        all_cases += cases
+    if not all_cases:
+        return PageSection(anchor(op), op, "No case was finished."), machines
+    return op_section(op, all_cases, with_rounds), machines
+
+
+def _section_of_other(kind: RecordKind, path: Path) -> PageSection:
+    """The section of a record that is no run. Raises UsageError."""
+    if kind == "A/B":
+        return ab_section(path)
+    if kind == "ledger":
+        return ledger_section(list(known_rows([str(path)])), str(path))
+    return written_section(path)
 
 
 def _folded_behind_index(
@@ -261,11 +270,11 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     setting_runs = list(grouped(of_settings, lambda case: case.folder).values())
     charts = [winners(of_implementations), *sweep_charts(of_implementations)]
     charts += [settings_over_cases(cases_of_run) for cases_of_run in setting_runs]
-    # A case that several runs measured has one section.
+    # A case that several runs measured has one section; each list has it in these runs.
     by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
-    heaviest = sorted(by_key, key=lambda same: -same[0].planned.weight)[:MOST_CASES]
-    heaviest.sort(key=lambda same: same[0].size_order)
-    case_sections = [_case_section(same, with_rounds) for same in heaviest]
+    heaviest = sorted(by_key, key=lambda in_runs: -in_runs[0].planned.weight)[:MOST_CASES]
+    heaviest.sort(key=lambda in_runs: in_runs[0].size_order)
+    case_sections = [_case_section(in_runs, with_rounds) for in_runs in heaviest]
     notes = []
     if without_charts := len(by_key) - len(heaviest):
         notes.append(("not shown", f"{without_charts} cases of less weight have no charts of their own"))
@@ -282,11 +291,11 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
 def _op_headlines(
     runs: Sequence[Sequence[MeasuredCase]], setting_runs: Sequence[Sequence[MeasuredCase]]
 ) -> Iterator[str]:
-    """Yields sentences on the cases of each run that compares implementations (`runs`) or settings. Runs of
-    one case share a headline if it is the same case."""
-    without_summary = [cases[0] for cases in runs if len(cases) == 1 and not summary(cases, cases[0].run)]
-    for key, same in grouped(without_summary, lambda case: case.planned.key).items():
-        yield f"{key}: {_headline(same)}."
+    """Yields sentences on the cases of each run that compares implementations (`runs`) or settings. A run of
+    one case has a headline instead of a summary, which it shares with other runs of the same case."""
+    of_one_case = [cases[0] for cases in runs if len(cases) == 1 and not summary(cases, cases[0].run)]
+    for key, in_runs in grouped(of_one_case, lambda case: case.planned.key).items():
+        yield f"{key}: {_headline(in_runs)}."
     for cases in runs:
         if sentences := summary(cases, cases[0].run):
             yield _labelled(cases[0], ". ".join(sentences) + ".")
@@ -312,26 +321,26 @@ def _labelled(case: MeasuredCase, text: str) -> str:
     return f"{case.label}: {text}" if case.label else text
 
 
-def _headline(same: Sequence[MeasuredCase]) -> str:
-    """same: one case in several runs"""
-    return "; ".join(_labelled(case, str(headline(case))) for case in same)
+def _headline(in_runs: Sequence[MeasuredCase]) -> str:
+    """The headlines of one case in several runs."""
+    return "; ".join(_labelled(case, str(headline(case))) for case in in_runs)
 
 
-def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
-    """same: one case in several runs"""
-    planned, contrast = same[0].planned, same[0].run.contrast
+def _case_section(in_runs: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
+    """The section of one case in several runs."""
+    planned, contrast = in_runs[0].planned, in_runs[0].run.contrast
     charts: list[Chart | None] = []
     if contrast == "settings":
-        charts += [chart for case in same for chart in setting_charts(case)]
+        charts += [chart for case in in_runs for chart in setting_charts(case)]
     else:
-        charts.append(ranking(same))
+        charts.append(ranking(in_runs))
     if with_rounds:
-        charts += [rounds(case, MOST_ROUNDS) for case in same]
+        charts += [rounds(case, MOST_ROUNDS) for case in in_runs]
     share = "" if planned.place == "ad hoc" else f", {100 * planned.weight:.1f} % of the suite"
     notes = [("place", planned.place + share)]
-    for case in same:
+    for case in in_runs:
         notes += [(case.named(label), text) for label, text in case_notes(case, case.run)]
-    result = _headline(same) if contrast == "implementations" else ""
+    result = _headline(in_runs) if contrast == "implementations" else ""
     name = anchor("case", contrast, planned.key)
     return PageSection(name, planned.key, result, list(filter(None, charts)), notes)
 

@@ -26,7 +26,7 @@ FAR = 5.0
 
 @dataclass(frozen=True)
 class MeasuredCase(CaseResult):
-    """A finished case with its run. `done` names a device only if several devices measured the run."""
+    """A finished case with its run. The device in `done` is empty if one device measured the whole run."""
 
     folder: Path  # of the run
     run: Run
@@ -131,10 +131,8 @@ def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sentences on the rows that a chart leaves out until a reader chooses them; empty if there are none.
-
-    rows: with `name`, `ratio` to the fastest, and whether they are `shown`
-    """
+    """Sentences on the rows that a chart leaves out until a reader chooses them: those that are not `shown`.
+    Empty if there are none."""
     if all(row["shown"] for row in rows):
         return ""
     sentences = [slow_rows(rows)]

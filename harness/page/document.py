@@ -37,7 +37,7 @@ class Chart:
     reading: str  # sentences that say how to read it
     picture: altair.TopLevelMixin | None = None  # None where there is only the table
     table: Table | None = None
-    marks: int = 0  # how many marks of the picture have a tooltip once a reader chooses to see all of them
+    marks: int = 0  # those of the picture that have a tooltip once a reader chooses to see all: for tests
     about: str = ""  # what the picture shows: stands below the title where the picture is a file of its own
 
 
@@ -86,9 +86,10 @@ class Page:
 
 
 Number = tuple[str, "str | Callable[[Any], str]"]
-"""The key of a number in rows of data; and the key of its text, or the function that makes the text."""
+"""The key of a number in rows of data, by which they are sorted; and the key of its text, or the function
+that makes the text of the number."""
 Columns = Mapping[str, "str | Number"]
-"""The heading of a column -> the key of a text, or a number, whose column is aligned to the right."""
+"""Heading of a column -> the key of its text, or a Number. Columns of numbers are aligned to the right."""
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:

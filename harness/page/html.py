@@ -53,11 +53,9 @@ def bundle() -> str:
 
 
 def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str] = ()) -> list[Path]:
-    """Writes the charts, black on white, each named by its anchor; returns the files. Raises UsageError where
-    the folder cannot be written, or no chart has a name that was asked for.
-
-    patterns: of names, as in the shell; empty: all charts
-    """
+    """Writes charts, black on white: those whose anchors match one of the patterns, or without patterns all.
+    Each file has the name of its anchor. Returns the files. Raises UsageError where the folder cannot be
+    written, or no chart matches."""
     charts = [chart for chart in page.charts() if chart.picture]
     asked = [c for c in charts if any(fnmatchcase(c.anchor, pattern) for pattern in patterns or ["*"])]
     if not asked:

@@ -116,7 +116,8 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     ratios: dict[tuple[str, str], tuple[float, str]] = {}
     for to_median in (ratio for spread in cases[0].spreads for ratio in spread.to_median):
         times = to_median.comparison
-        text = "the median" if times.low == times.high else ratio_text(times)
+        is_median = times.low == times.high  # the device compared with itself
+        text = "the median" if is_median else ratio_text(times)
         ratios[to_median.device, to_median.case] = times.ratio, text
         name, low, high = f"{to_median.device} at {to_median.case}", 1 / times.high, 1 / times.low
         speeds.append({"name": name, "ratio": 1 / times.ratio, "low": low, "high": high,

@@ -152,10 +152,7 @@ def _ranking_picture(
 
 def rounds(case: MeasuredCase, most: int) -> Chart | None:
     """The times of all rows of a case in all rounds, from which the verdicts come. None where no round was
-    kept.
-
-    most: ticks that are drawn; where there are more, quiet ones are left out evenly. The table has all.
-    """
+    kept. Of more than `most` ticks, quiet ones are left out evenly from the picture. The table has all."""
     points = list(_ticks(case))
     if not points:
         return None
@@ -195,22 +192,25 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
     rounds that were left out."""
     counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
 
-    def tick(name: str, block: int, number: int, seconds: float, state: str, kind: str) -> dict[str, Any]:
-        row = name.removesuffix(AGAIN)
-        return {"name": name, "of": row, "provider": style.provider(name), "block": block, "round": number,
-                "us": seconds * 1e6, "state": state, "kind": kind}  # fmt: skip
+    def tick(
+        name: str, block: int, number: int, seconds: float, kind: str, reason: str = ""
+    ) -> dict[str, Any]:
+        return {
+            "name": name, "of": name.removesuffix(AGAIN), "provider": style.provider(name), "block": block,
+            "round": number, "us": seconds * 1e6, "state": f"{kind}: {reason}" if reason else kind,
+            "kind": kind,
+        }  # fmt: skip
 
     for cell in case.timed:
         pairs = [v for v in case.verdicts if v.about == "A/A" and v.b == cell.name]
         strips = [(cell.name, cell.samples), *((cell.name + AGAIN, pair.samples) for pair in pairs)]
         for name, samples in strips:
             for (block, number), seconds in samples.by_round.items():
-                state = "disturbed" if (block, number) in counted else "quiet"
-                yield tick(name, block, number, seconds, state, state)
-    for disturbed in case.done.disturbed:
-        for name, seconds in disturbed.seconds.items():
-            state = f"left out: {disturbed.reason}"
-            yield tick(name, disturbed.block, disturbed.round, seconds, state, "left out")
+                kind = "disturbed" if (block, number) in counted else "quiet"
+                yield tick(name, block, number, seconds, kind)
+    for r in case.done.disturbed:
+        for name, seconds in r.seconds.items():
+            yield tick(name, r.block, r.round, seconds, "left out", r.reason)
 
 
 def _rounds_picture(

@@ -41,10 +41,9 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     _, time_columns = add_times_in_unit(rows)
     points = [row for row in rows if row["ratio"] is not None]
     first = first_setting_name(case.run)
+    no_change = alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q")
     picture = forest(
-        points,
-        f"speedup over {first}",
-        alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
+        points, f"speedup over {first}", no_change,
         tooltip=tooltips(
             name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
@@ -58,7 +57,7 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         "what ran": "ran", "change": "changed",
     }  # fmt: skip
     chart = Chart(
-        anchor("arms", case.label, case.planned.key), case.named("What the settings do"),
+        anchor("settings", case.label, case.planned.key), case.named("What the settings do"),
         f"Right of 1 is faster than {first}, the bar is the interval. "
         "A diamond: other kernels ran; a circle: the same did.",
         picture if points else None, table(rows, columns), len(points),

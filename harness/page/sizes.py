@@ -133,6 +133,7 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     if choice := style.choice_of_rows(points):
         params.append(choice)
         base = base.transform_filter(style.CHOSEN)
+    # A share has no interval.
     ends = {"from_": "datum[axis + '_low'] || datum.share", "to": "datum[axis + '_high'] || datum.share"}
     base = base.transform_calculate(at="datum[axis]", **ends)
     labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
@@ -201,7 +202,7 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
 
 def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict[str, Any]:
     """The data of the fastest row of a case."""
-    fastest, verdict = case.timed[0], case.runner_up
+    fastest, verdict = case.timed[0], case.first_against_second
     others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
     provider, margin, lead = UNDECIDED, "not compared", ""
     if len(case.timed) == 1:

@@ -65,10 +65,8 @@ def heat_map(
 
 def choice_of_rows(rows: Values) -> alt.Parameter | None:
     """A control below a chart that sets the parameter `rows`, by which the chart selects its rows: the best
-    ones, all, or those of one of the providers with rows that are not among the best. None where all are.
-
-    rows: each with `provider` and with `shown`, whether it is one of the best, which the chart shows at first
-    """
+    ones, all, or those of a provider with rows that are not among the best. None where all are the best. The
+    best are `shown`: the chart shows them at first."""
     providers = sorted({row["provider"] for row in rows if not row["shown"]})
     if not providers:
         return None
@@ -96,11 +94,8 @@ SHADES = ((BLACK, 0.0), (WHITE, 0.4), (BLACK, 0.3), (WHITE, 0.6), (BLACK, 0.15),
 
 
 def shade(colour: str, place: int) -> str:
-    """The colour of a row: that of its provider for the first row, darker and lighter ones for the next.
-
-    colour: of the provider, as `#0072B2`
-    place:  how many rows of the provider come before
-    """
+    """The colour of a row: that of its provider for the first row (place 0), darker and lighter ones for the
+    next."""
     tone, share = SHADES[place % len(SHADES)]
     red_green_blue = bytes.fromhex(colour.removeprefix("#"))
     return "#" + bytes(round(value + (tone - value) * share) for value in red_green_blue).hex()
@@ -147,9 +142,7 @@ def tooltips(**titles: str) -> list[alt.Tooltip]:
 
 def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
     """The layers of a chart of intervals: for each row of data a bar from `low` to `high`, with a dot on it.
-
-    dot: encodings of the dots, in addition to those of the base
-    """
+    `dot` has encodings of the dots, in addition to those of the base."""
     return [
         base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
         base.mark_point(filled=True, size=80, opacity=1).encode(**dot),
@@ -181,10 +174,7 @@ def noise_band(noise: float) -> alt.Chart:
 
 
 def grid(values: Values, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]) -> alt.TopLevelMixin:
-    """A rectangle for each value, coloured by its verdict, with its text in it.
-
-    values: with verdict, text, and the fields of x and y
-    """
+    """A rectangle for each value, coloured by its `verdict`, with its `text` in it."""
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     colour = colour_by("verdict", COLOURS["verdicts"], opacity)
@@ -202,5 +192,4 @@ def specification(chart: Chart) -> dict[str, Any]:
     # Seven digits are more than a picture shows.
     picture = json.loads(json.dumps(picture), parse_float=lambda digits: float(f"{float(digits):.7g}"))
     theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
-    theme["view"] |= picture["config"]["view"]
     return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": theme}

@@ -29,9 +29,10 @@ class ConfigSearch:
     the number of rows M (kernels.engine_tuning)."""
 
 
-Configs = tuple[Sequence[dict[str, Any] | None], ConfigSearch | None]
+Config = dict[str, Any] | None  # of a tunable implementation; None: it chooses one itself
+Configs = tuple[Sequence[Config], ConfigSearch | None]
 """The configurations with which an implementation is measured in a case, the baseline's first, and how they
-were found in a race. None instead of a configuration: the implementation chooses one itself."""
+were found in a race."""
 ConfigsOf = Callable[[Implementation, Case], Configs]
 
 
@@ -64,7 +65,7 @@ class Entry:
     setting: Setting
     launch: str  # graph or eager
     interpreted: bool = False  # whether it runs in an interpreter here: it is checked and not timed
-    config: dict[str, Any] | None = None  # for a tunable implementation; None: it chooses one itself
+    config: Config = None
     status: Status | None = None  # how it failed; None as long as it has not failed
     reason: str = ""  # why it failed
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
@@ -101,12 +102,7 @@ def by_worker(entries: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def entry_of(
-    impl: Implementation,
-    case: Case,
-    platform: Platform,
-    launch: str,
-    setting: Setting,
-    config: dict[str, Any] | None = None,
+    impl: Implementation, case: Case, platform: Platform, launch: str, setting: Setting, config: Config = None
 ) -> Entry:
     """The entry of an implementation in a case. Where the implementation cannot run the case, the entry has
     failed as `unsupported`; where `supports` gave no proper answer, as `error`. An implementation that is

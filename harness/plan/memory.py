@@ -79,7 +79,8 @@ def rotation(
 
     def enough(copies: int) -> bool:
         """Whether the cache has lost a set when calls come to it again."""
-        # The call itself is not between. A single set, however, has to push itself out of the cache.
+        # Between two calls on one of several sets come the calls on the others. Two calls on a single set
+        # follow each other: the end of a call then pushes what the call reads first out of the cache.
         between = touched(copies) - touched(1) if copies > 1 else touched(1)
         if mode == "serving":  # Activations and the output, of which there is one set, use the cache, too.
             between += not_streamed
@@ -124,8 +125,8 @@ class Memory:
         blas = blas_workspace(platform)
         context = 0 if on_cpu else CONTEXT
         self.worker_bytes = context + WORKER_STREAMS * blas  # of a worker without entries and operands
-        # The judge's memory while entries are measured, on a CPU with its references; and what it needs more
-        # while it computes a reference, when workers have one set of operands.
+        # The judge's memory while entries are measured, and its further memory while it computes a reference;
+        # workers have one set of operands then. On a CPU it keeps its references.
         if on_cpu:
             self.judge_bytes = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu")
             self.reference_bytes = 0
@@ -170,9 +171,9 @@ class Memory:
         return all(self.fits(group, copies) for group in smallest if self.fits(group, 1))
 
     def groups(self, entries: Sequence[Entry], copies: int) -> tuple[list[list[Entry]], list[Entry]]:
-        """Groups of entries that fit into memory together, each with the baseline, and the entries that do
-        not fit at all. An entry that does not fit beside the baseline is alone in its group, with a time
-        and no ratio."""
+        """Groups of entries that fit into memory together, each with the baseline; and the entries that do
+        not fit at all, which fail as `unsupported`. An entry that does not fit beside the baseline is alone
+        in its group, with a time and no ratio."""
         baselines = self.baselines(entries)
         groups: list[list[Entry]] = [list(baselines)]
         alone: list[list[Entry]] = []
@@ -223,8 +224,8 @@ def memory_needed(
         else:
             total += layouts * impl.layout(sizes)
         if entry.launch == "graph":
-            # A graph has its own scratch, and its own outputs where the library allocates them, beside those
-            # of the calls before it was captured. Graphs that are captured later use the latter again.
+            # A graph has scratch of its own, and outputs where the library allocates them. The calls before
+            # its capture need as much once more, which the calls before the next capture use again.
             allocated = copies * output if impl.allocates else 0
             before_capture = max(before_capture, impl.scratch(sizes) + allocated)
     return total + sum(shared_layouts.values()) + before_capture

@@ -32,23 +32,20 @@ def choose_cases(
         raise UsageError(unknown("boundary", boundary, op.boundaries, of=op.name))
     boundaries = [boundary] if boundary else list(op.boundaries)
     defaults = op.defaults(arch)
-    cases: list[Case] = []
     try:
         if texts:
-            given = [sizes for text in texts for sizes in parse(text, op.name)]
-            for sizes in given:
-                cases += [
-                    op.case({**defaults, **sizes}, boundary=b, weight=1 / len(given)) for b in boundaries
-                ]
+            parsed = [sizes for text in texts for sizes in parse(text, op.name)]
+            given: Sequence[Case] = [Case(op.name, {**sizes}, weight=1 / len(parsed)) for sizes in parsed]
         else:
             chosen = suite(suite_name or "smoke")
-            if not chosen.cases(op.name):
+            given = chosen.cases(op.name)
+            if not given:
                 raise UsageError(chosen.why_no_cases(op.name))
-            for case in chosen.cases(op.name):
-                cases += [
-                    op.case({**defaults, **case.sizes}, boundary=b, place=case.place, weight=case.weight)
-                    for b in boundaries
-                ]
+        cases = [
+            op.case({**defaults, **case.sizes}, boundary=b, place=case.place, weight=case.weight)
+            for case in given
+            for b in boundaries
+        ]
     except ValueError as error:
         raise UsageError(str(error)) from None
     return sorted(merge(cases), key=lambda case: -case.weight)
@@ -113,12 +110,12 @@ def choose_baseline(
     op: Op,
     platform: Platform,
     option: str | None,
-    selected: list[Implementation],
+    selected: Sequence[Implementation],
     cases: Sequence[Case] = (),
     variables: Mapping[str, str | None] = {},
-) -> str:
-    """The baseline that `--baseline` names; by default the op's best torch implementation. Adds it to
-    `selected`, or for an engine the implementations that it runs in the cases under these variables."""
+) -> tuple[str, list[Implementation]]:
+    """The baseline that `--baseline` names, by default the op's best torch implementation; and what has to be
+    added to `selected` for it: itself, or for an engine what it runs in the cases under the variables."""
     known = {impl.name: impl for impl in kernels.implementations(op.name)}
     baseline = option or op.baseline[platform.kind]
     if baseline in engines():
@@ -129,8 +126,7 @@ def choose_baseline(
         allowed = [*engines(), *known]
         raise UsageError(unknown("baseline", baseline, allowed, f"list impls --op {op.name}", op.name))
     missing = rows - {impl.name for impl in selected}
-    selected += [known[row] for row in sorted(missing)]
-    return baseline
+    return baseline, [known[row] for row in sorted(missing)]
 
 
 def _default_row(engine: str, case: Case, platform: Platform, variables: Mapping[str, str | None]) -> str:

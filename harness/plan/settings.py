@@ -70,14 +70,11 @@ LINKED = ("harness", "shapes")
 
 def revision_settings(names: tuple[str, str]) -> list[Setting]:
     """A setting for each of two revisions. Raises UsageError for a revision that git does not know."""
-    commits = [_commit(name) for name in names]
-    pair = [
-        revision_setting(f"{name} ({commit[:9]})", commit)
-        for name, commit in zip(names, commits, strict=True)
-    ]
-    if pair[0].tree == pair[1].tree:
-        raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
-    return pair
+    first, second = (_commit(name) for name in names)
+    if first == second:
+        raise UsageError(f"{' and '.join(names)} are the same commit, {first[:9]}")
+    named = zip(names, (first, second), strict=True)
+    return [revision_setting(f"{name} ({commit[:9]})", commit) for name, commit in named]
 
 
 def revision_setting(name: str, commit: str) -> Setting:

@@ -84,11 +84,10 @@ def plan_toggle(
             without_one = [all_set | {name: None} for name in all_set]
             combinations = [all_set, *without_one, none_set]
     elif design == "factorial":
-        for chosen in itertools.product(*toggled.values()):
-            combinations.append(dict(zip(toggled, chosen, strict=True)))
+        chosen_values = itertools.product(*toggled.values())
+        combinations += [dict(zip(toggled, values, strict=True)) for values in chosen_values]
     else:
-        for name, values in toggled.items():
-            combinations += [{name: value} for value in values]
+        combinations += [{name: value} for name, values in toggled.items() for value in values]
     return TogglePlan(settings_of(combinations, parse_setting(common).variables), toggled)
 
 
@@ -142,9 +141,9 @@ def _effective(
             obstacles[name] = ""
             continue
         for value in values:
-            if not (meaning := entry.meaning(value)).ok:  # the flag is not known to take the value
-                log(meaning.reason)
-        obstacles[name] = entry.can_touch(op, platform, launch).reason
+            if why := entry.why_unknown(value):
+                log(why)
+        obstacles[name] = entry.obstacle(op, platform, launch)
     reasons = [reason for reason in obstacles.values() if reason]
     if force:
         for reason in reasons:

@@ -84,8 +84,8 @@ def heading(cell: Cell) -> Text:
 
 
 def headline(case: CaseResult) -> Text:
-    """Names the fastest row with its time, and says what it gains over the second row and over the rows that
-    engines run by default, and which share of the machine's limit it reaches."""
+    """The fastest row with its time, what it gains over the second row and over the fastest row of each other
+    implementation that an engine runs by default, and its share of the machine's limit."""
     if not case.timed:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
@@ -94,12 +94,14 @@ def headline(case: CaseResult) -> Text:
     name = Text(_name_and_default(first, case))
     name.stylize("bold green", 0, len(first.name))
     parts = [f" {text.time_with_unit(_time(first))}"]
-    if not case.runner_up:
+    compared = set()  # the names of the rows that it is compared with
+    if against_second := case.first_against_second:
+        compared.add(against_second.b)
+    else:
         parts.append("not compared with the second" if others else "nothing to compare it with")
-    compared = [case.runner_up.b] if case.runner_up else []
     defaults = [cell for cell in others if case.engines_of(cell) and cell.impl != first.impl]
-    # Each list is of one implementation; its first cell is the fastest.
-    compared += [cells[0].name for cells in text.grouped(defaults, lambda cell: cell.impl).values()]
+    for fastest, *_ in text.grouped(defaults, lambda cell: cell.impl).values():
+        compared.add(fastest.name)
     for cell in others:
         if cell.name in compared and (comparison := case.comparison(first, cell)):
             noise = comparison.noise if isinstance(comparison, Verdict) else case.noise

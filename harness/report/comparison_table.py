@@ -55,14 +55,13 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> Iterato
 
 def since(a: RecordedRun, comparison: RunComparison) -> str:
     """What changed since run A, in a line."""
-    judged = [row for row in comparison.rows if row.baseline]
-    unclear = _count_unclear(judged)
+    judged, unclear = _judged(comparison)
     lost = Counter((name, status) for (_, name), status in comparison.lost.items())
-    changes = [*_speed_changes(judged)]
+    changes = list(_speed_changes(judged))
     for (name, status), cases in lost.items():
         changes.append(f"{name}: no time now ({status}) in {counted(cases)}")
     drift = _drift(comparison)
-    clauses = [*changes, drift] if drift else list(changes)
+    clauses = [*changes, *filter(None, [drift])]
     if unclear < len(judged):
         unchanged = "nothing changed"
         if changes:
@@ -86,13 +85,16 @@ def _speed_changes(judged: Sequence[ComparedRow]) -> Iterator[str]:
                 yield f"{name} {ratio:.2f}x {verdict} in {len(changed)} of {counted(len(rows))}"
 
 
-def _count_unclear(judged: Sequence[ComparedRow]) -> int:
-    return len([row for row in judged if row.comparison.verdict == "unclear"])
+def _judged(comparison: RunComparison) -> tuple[list[ComparedRow], int]:
+    """The rows that were compared with a baseline, for only these have verdicts; and how many are unclear."""
+    judged = [row for row in comparison.rows if row.baseline]
+    return judged, len([row for row in judged if row.comparison.verdict == "unclear"])
 
 
 def _drift(comparison: RunComparison) -> str:
-    """A clause on baselines that took another time in B, although they are not known to have changed; empty
-    if there are none."""
+    """A clause on baselines that took another time in B, although they are not known to have changed and the
+    device is the same; empty if there are none."""
+    # A row that did not change and has no baseline is the baseline of its case.
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
     moved = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
     b_over_a = [1 / ratio.ratio for ratio in moved if abs(1 / ratio.ratio - 1) > MIN_SESSION_NOISE]
@@ -122,10 +124,9 @@ def _regressed(comparison: RunComparison) -> str:
     names += [f"{name} at {case} ({status})" for (case, name), status in comparison.lost.items()]
     if names:
         return f"{len(names)} regressed: {', '.join(names)}"
-    judged = [row for row in comparison.rows if row.baseline]
+    judged, unclear = _judged(comparison)
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
-    unclear = _count_unclear(judged)
     if unclear == len(judged):
         return f"not known whether anything regressed: all {unclear} are unclear"
     absent = len([sentence for sentence in comparison.missing if sentence.endswith(NOT_IN_B)])

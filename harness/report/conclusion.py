@@ -65,17 +65,16 @@ def _without_regression(comparisons: Sequence[SettingComparison], done: Sequence
 
 def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[CaseDone]) -> str:
     """The setting that brings most for all cases together, if that is known; or that none brings anything;
-    or that this is not known. A setting that fails in a case is not recommended.
-
-    comparisons: those of one implementation, for each case one
-    """
+    or that this is not known. The comparisons are of one implementation, one for each case."""
     pairs = [(comparison, row) for comparison in comparisons for row in comparison.others]
     by_setting = grouped(pairs, lambda pair: pair[1].cell.setting)
     several = len(comparisons) > 1
     all_cases = counted(len(comparisons))
     weights = [comparison.baseline.cell.weight for comparison in comparisons]
     summed = f" {how_summed(weights)}" if several else ""
-    ratios, failed = {}, []  # by setting its ratio over all cases; sentences on settings that have none
+
+    # Only settings with a ratio in each case can be recommended. There is a sentence on each of the others.
+    ratios, failed = {}, []
     for setting, of_setting in by_setting.items():
         without_ratio = [row.cell for _, row in of_setting if not _has_ratio(row)]
         if not without_ratio:
@@ -85,6 +84,7 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
         where = f" in {len(without_ratio)} of {all_cases}" if several else ""
         failed.append(f"{setting}: {' or '.join(reasons)}{where}")
 
+    # The fastest is recommended if it is known to bring more than the margin.
     enough = 1 + run.margin
     better = [name for name, ratio in ratios.items() if ratio.verdict == "faster" and ratio.ratio > enough]
     if better:
@@ -96,6 +96,7 @@ def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[C
             advice += f"; but slower for {', '.join(slower)}"
         return "; ".join([advice, *failed])
 
+    # None is recommended: why, what is known of each all the same, and which settings failed.
     judged = {name: ratio for name, ratio in ratios.items() if ratio.verdict in ("faster", "slower")}
     notes = [f"{name} is {ratio.verdict}, {ratio_text(ratio)}{summed}" for name, ratio in judged.items()]
     for name in ratios:
@@ -113,18 +114,15 @@ def _no_advice(
     ratios: dict[str, Comparison], margin: float, some_failed: bool, done: Sequence[CaseDone]
 ) -> str:
     """Why no setting is recommended: the intervals are too wide, or all settings are within the margin, or
-    none is known to bring more than the margin.
-
-    ratios: by setting, over all cases; of the settings that have a ratio in each case; at least one
-    """
+    none is known to bring more than the margin. There is a ratio for each setting, over all cases."""
     enough = 1 + margin
     unknown = [ratio for ratio in ratios.values() if ratio.verdict == "unclear" and ratio.high > enough]
     if unknown:
         widest = max(unknown, key=lambda ratio: ratio.high / ratio.low if ratio.low else math.inf)
-        _, interval = ratio_and_interval(widest.ratio, widest.low, widest.high)
-        reason = (
-            f"the widest interval is {interval.strip('()')}" if interval else "too few rounds for an interval"
-        )
+        _, interval = ratio_and_interval(widest)
+        reason = "too few rounds for an interval"
+        if interval:
+            reason = f"the widest interval is {interval.strip('()')}"
         return f"not known: {reason}; {_what_would_tell(done)}"
     farthest = max(max(ratio.high - 1, 1 - ratio.low) for ratio in ratios.values())
     verdicts = {ratio.verdict for ratio in ratios.values()}
@@ -137,13 +135,15 @@ def _no_advice(
 
 def _over_cases(pairs: Pairs, margin: float) -> Comparison:
     """The speedup of another setting, whose rows have verdicts, over the first one for all cases together.
-    The interval is widened by the noise. The verdict is `same` only if the noise is within the margin."""
+    The interval is widened by the noise. The verdict is `same` only if the noise is within the margin. The
+    noise is that of the A/A pairs of all cases together; for one case, or where a case has no times of its
+    pair, it is the largest of the verdicts."""
     verdicts = [row.verdict for _, row in pairs if row.verdict]
-    noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
-    with_noise = [(comparison, comparison.noise.samples) for comparison, _ in pairs if comparison.noise]
-    reruns = [(comparison, samples) for comparison, samples in with_noise if samples.seconds]
-    if len(reruns) == len(pairs) > 1:  # that of the A/A pairs of all cases together
+    reruns = [(c, c.noise.samples) for c, _ in pairs if c.noise and c.noise.samples.seconds]
+    if len(reruns) == len(pairs) > 1:
         noise = noise_of(total_ratio(_times(reruns)))
+    else:
+        noise = max(math.inf if verdict.noise is None else verdict.noise for verdict in verdicts)
     confidence = max(verdict.confidence for verdict in verdicts)
     times = _times((comparison, row.cell.samples) for comparison, row in pairs)
     ratio = total_ratio(times, noise=noise, margin=margin, confidence=confidence)

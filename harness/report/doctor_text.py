@@ -145,10 +145,8 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:
-    """A line for each op with its implementations, by how they run; those that are `timed` come first.
-
-    runs: `OP IMPLEMENTATION` -> `timed` or `checked only`
-    """
+    """A line for each op with its implementations, by how they run: `OP IMPLEMENTATION` -> `timed` or
+    `checked only`."""
     lines = []
     for op, names in grouped(runs, lambda name: name.partition(" ")[0]).items():
         groups = []
@@ -162,10 +160,7 @@ def _runs(runs: Mapping[str, str]) -> Lines:
 
 def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
     """Which rows can call releases of their libraries: a line for each row that breaks, then for each release
-    a table of the other rows.
-
-    rows: the fields of `harness.doctor.bindings.RowBinding`
-    """
+    a table of the other rows. Each row has the fields of `harness.doctor.bindings.RowBinding`."""
     from rich.console import Group
     from rich.text import Text
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
@@ -14,11 +14,9 @@ from rich.text import Text
 from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
 from harness.report.terminal import wrapped
-from harness.report.text import counted, grouped
+from harness.report.text import Key, counted, grouped
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
-
-Key = TypeVar("Key", bound=Hashable)
 
 SIZES_OF_A_STEP = ("m", "tokens", "batch", "ctx", "new", "prefix")
 """The sizes that differ between the steps of an engine; the others identify a layer."""
@@ -45,10 +43,8 @@ class Section:
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
-    """What an engine runs: what was asked, a summary for each op, a table, notes, and hints.
-
-    entries: the table has a row for each shape, with its entry, instead of a row for each layer
-    """
+    """What an engine runs: what was asked, a summary for each op, a table, notes, and hints. The table has a
+    row for each layer or, with `entries`, for each shape, with its entry."""
     file_numbers = _file_numbers(view)
     parts: list[RenderableType] = [
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),
@@ -109,13 +105,14 @@ def summary(view: EngineView) -> list[str]:
             tuned_share = _share(tuned) / _share(looked_up)
             text = f"{len(tuned)} of {len(looked_up)} shapes tuned, {tuned_share:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
-    # Ops of this suite instead of which the model computes something else.
-    without_shapes = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
+    # The model computes something else instead of its `inapplicable` ops, so these need not have shapes.
+    without_shapes = view.request.model.inapplicable.keys() - {shape.call.op for shape in view.shapes}
     return lines + [f"{op}: not in these shares, see the note" for op in sorted(without_shapes)]
 
 
 def _layers(view: EngineView) -> FittingTable:
-    """A row for each layer that one implementation serves; the largest shares of the time come first."""
+    """A row for each layer, or several if the implementation depends on the number of tokens; the largest
+    shares of the time come first."""
     columns = (
         Column("share", right=True), Column("op", spare=3), Column("layer"), Column("sizes"),
         Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"),
@@ -167,14 +164,16 @@ def _file_numbers(view: EngineView) -> dict[str, int]:
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes that have no entry. Tables whose misses run one kernel share a note."""
+    """What runs for the shapes that have no entry: a note for each row and table. Tables whose misses all run
+    the same kernel share a note."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
     of_table = grouped(misses, lambda shape: shape.found.table)
 
     def note_key(shape: Shape) -> tuple[str, str, str]:
         table, fallback = shape.found.table, shape.found.fallback
-        all_same = all(miss.found.fallback == fallback for miss in of_table[table])
-        return shape.call.op, shape.row, fallback if all_same else table
+        runs_one_kernel = all(miss.found.fallback == fallback for miss in of_table[table])
+        what_its_note_is_about = fallback if runs_one_kernel else table
+        return shape.call.op, shape.row, what_its_note_is_about
 
     lines = []
     for (op, row, _), group in _groups_by_share(misses, note_key):

@@ -17,7 +17,7 @@ import kernels
 from harness.catalogue.architectures import evidence
 from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
-from harness.catalogue.recipes import Recipe, recipes, setters
+from harness.catalogue.recipes import Recipe, recipes, recipes_and_guides
 from harness.errors import UsageError
 from harness.paths import command
 from harness.plan.select import choose_cases
@@ -26,7 +26,7 @@ from harness.report.terminal import line_width
 from harness.report.text import grouped
 from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
-from shapes.case import parse, text_of
+from shapes.case import Case, parse, text_of
 from shapes.cases import R1
 from shapes.linears import linears
 from shapes.models import model, models
@@ -44,14 +44,12 @@ def listing(
     what: str, ops: Sequence[str], platform: Platform, suite_name: str | None, all_flags: bool = False
 ) -> Listing:
     """The list of the command `list WHAT`. If the platform is not this machine, only its own flags and
-    recipes are listed. Raises UsageError for an unknown suite.
-
-    all_flags: the text has all flags, as the JSON has, and not only those that recipes and guides set
-    """
+    recipes are listed. The text has only flags that recipes and guides set or, with `all_flags`, all of them,
+    as the JSON has. Raises UsageError for an unknown suite."""
     if what == "impls":
         rows = _implementations(ops, platform)
         predicate = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"
-        return rows, _by_reason(rows, platform, predicate)
+        return rows, _by_reason(rows, platform, predicate, flag="runs", reason="why not")
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
         return rows, _titled_tables(_by_suite(rows))
@@ -88,9 +86,22 @@ def listing(
 
 
 def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
-    """The implementations of the op that has the sizes in the text, and whether they take the case in any
-    boundary; for those that do not, the reason is that of the widest boundary, as in `run`. Raises UsageError
-    unless the text is one case of one op; sizes that it leaves out are those of the suite r1-tp8."""
+    """The implementations of the op whose case the text is, and whether they take it in any boundary. For one
+    that does not, the reason is that of the widest boundary. Raises UsageError as `_one_case`."""
+    cases = _one_case(ops, text, platform.arch)
+    op = cases[0].op
+    rows = []
+    implementations = kernels.implementations(op)
+    for row, implementation in zip(_implementations([op], platform), implementations, strict=True):
+        supports = [implementation.supports(case, platform) for case in cases]
+        takes = any(support.ok for support in supports)
+        rows.append({**row, "takes": takes, "reason": row["why not"] if takes else supports[-1].reason})
+    return rows, _by_reason(rows, platform, f"take {cases[0].text}", flag="takes", reason="reason")
+
+
+def _one_case(ops: Sequence[str], text: str, arch: str) -> Sequence[Case]:
+    """The case in the text, in each boundary of the op that has such sizes. Sizes that the text leaves out
+    are those of the suite r1-tp8. Raises UsageError unless the text is one case of one op."""
     try:
         size_sets = parse(text, ops[0] if len(ops) == 1 else "")
     except ValueError as error:
@@ -102,16 +113,10 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
     op = fitting_ops[0] if fitting_ops else ops[0]
     example = next(iter(suite("r1-tp8").cases(op)), None)
     texts = [text_of({**example.sizes, **sizes}) for sizes in size_sets] if example else [text]
-    cases = choose_cases(kernels.OPS[op], None, texts, None, platform.arch)  # in each boundary
+    cases = choose_cases(kernels.OPS[op], None, texts, None, arch)
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
-    rows = []
-    implementations = kernels.implementations(op)
-    for row, implementation in zip(_implementations([op], platform), implementations, strict=True):
-        answers = [implementation.supports(case, platform) for case in cases]
-        takes = any(answer.ok for answer in answers)
-        rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
-    return rows, _by_reason(rows, platform, f"take {cases[0].text}", answer="takes", reason="reason")
+    return cases
 
 
 def _models() -> Listing:
@@ -156,20 +161,20 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
 
 
 def _by_reason(
-    rows: Sequence[Row], platform: Platform, predicate: str, answer: str = "runs", reason: str = "why not"
+    rows: Sequence[Row], platform: Platform, predicate: str, flag: str, reason: str
 ) -> RenderableType:
-    """A table of the implementations of which the answer is yes, then the others by the reason. On this
-    machine the first table has versions instead of what the implementations require.
+    """A table of the implementations whose `flag` is true, then the others by the reason. On this machine the
+    first table has versions instead of what the implementations require.
 
     rows:      as `_implementations` returns them, perhaps with more fields
-    predicate: what is true of those of which the answer is yes, in words: `can run`
-    answer:    the field that has the answer; the field `reason` says why it is no
+    predicate: what a true flag means, in words: `can run`
+    flag:      a field of the rows that is true or false; the field `reason` says why it is false
     """
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     columns = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
     running: list[Row] = []
-    for row in (row for row in rows if row[answer]):
+    for row in (row for row in rows if row[flag]):
         cells = {name: row[name] for name in (columns if one_op else ["op", *columns])}
         if platform.here:
             note, _, _ = str(row[reason]).partition(" (")  # without the explanation in brackets
@@ -183,7 +188,7 @@ def _by_reason(
     if running:
         parts.append(table_of(running))
     # The command has printed which machine this is, so reasons are cut there.
-    others = [row for row in rows if not row[answer]]
+    others = [row for row in rows if not row[flag]]
     by_reason = grouped(others, lambda row: str(row[reason]).partition("; this is ")[0])
     largest_first = sorted(by_reason, key=lambda why: -len(by_reason[why]))
     # Rows that run here, but do not take the case, come before those that do not run here.
@@ -259,20 +264,22 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
     kinds = dict.fromkeys([platform.kind, *KINDS]) if platform.here else [platform.kind]
     for kind in kinds:
         arch = platform.arch if kind == platform.kind else ""
-        setters_of_kind = [setter for setter in setters() if setter.platform == kind]
-        variables = [(variable, setter.name) for setter in setters_of_kind for variable in setter.variables]
-        uses = grouped(variables, lambda use: use[0].name)  # by flag
+        documents = [document for document in recipes_and_guides() if document.platform == kind]
+        settings = [(variable, document.name) for document in documents for variable in document.variables]
+        by_flag = grouped(settings, lambda setting: setting[0].name)
         can_act = [flag for flag in _flags(ops, kind, arch) if not flag.without]
-        listed = [f for f in can_act if f.name in uses or (_chooses(f, ops) and not f.versions)]
-        listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(uses.get(f.name, ()))))
+        listed = [f for f in can_act if f.name in by_flag or (_chooses(f, ops) and not f.versions)]
+        listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(by_flag.get(f.name, ()))))
         yield f"{kind} {arch}".strip() + ": engines' switches, then what recipes and guides set"
         for flag in listed:
             heads = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
-            by_value = grouped(uses.get(flag.name, ()), lambda use: use[0].value or use[0].note)
+            # Where a document gives no value, its note says what to set.
+            settings_of_flag = by_flag.get(flag.name, ())
+            by_value = grouped(settings_of_flag, lambda setting: setting[0].value or setting[0].note)
             for value, of_value in by_value.items():
-                heads.append(f"{flag.name}={value} by {', '.join(setter for _, setter in of_value)}")
+                heads.append(f"{flag.name}={value} by {', '.join(document for _, document in of_value)}")
             yield from [*_wrapped(["; ".join(heads)], ""), *_wrapped(_about(flag))]
-        guides = [setter for setter in setters_of_kind if setter.name not in recipes()]
+        guides = [document for document in documents if document.name not in recipes()]
         yield from [*_wrapped((f"{g.name}: {g.document}, {g.where}" for g in guides), ""), ""]
 
 

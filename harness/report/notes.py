@@ -37,9 +37,9 @@ UNTIMED = {
 }
 """Statuses without a time, the worst first, with their styles."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
-"""The start of a wrong row's reason that names another case, which showed the error, see CaseRun.ragged."""
+"""Begins the reason of a row that was wrong in another case, of ragged sizes: these (see CaseRun.ragged)."""
 FAR = "with addresses of more than 32 bits: "
-"""In a wrong row's reason: the error was seen only with the KV cache at such addresses, see CaseRun."""
+"""Stands in the reason of a row that was wrong only with the KV cache at such addresses, see CaseRun."""
 ADVICE = {
     "hypervisor": "use a host without other guests", "quota": "raise the CPU quota or give fewer --threads",
     "heat": "let it cool", "thermal": "let it cool", "MHz": "fix its clock",
@@ -188,9 +188,9 @@ def _reliability(case: CaseResult) -> Notes:
     if why := case.cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if disturbed := case.done.disturbed:
-        left_out = len([r for r in disturbed if not r.counted])
-        made = case.done.rounds + case.done.eliminations + left_out
-        consequence = "left out and made again" if left_out else "counted all the same"
+        not_counted = len([r for r in disturbed if not r.counted])
+        made = case.done.rounds + case.done.eliminations + not_counted
+        consequence = "left out and made again" if not_counted else "counted all the same"
         example = disturbed[0].reason
         notes.append(("disturbed", f"{len(disturbed)} of {made} rounds, {consequence}; e.g. {example}"))
     not_read: dict[str, str] = {}  # the name of a reading -> why the monitor could not read it
@@ -226,10 +226,8 @@ def time_spent(measured_s: float, setup_s: float) -> str:
 
 
 def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -> str:
-    """How many cases the budget did not reach, and their share of each boundary's weight; empty if none.
-
-    cases: those that the budget did not reach
-    """
+    """How many cases the budget did not reach (`cases`), and their share of each boundary's weight; empty if
+    none."""
     weights: dict[str, dict[str, float]] = {}  # of measured cases, by boundary and case
     for cell in measured:
         weights.setdefault(cell.boundary, {})[cell.case] = cell.weight

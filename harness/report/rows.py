@@ -81,10 +81,10 @@ class CaseResult:
         return next((cell.impl for cell in self.cells if cell.name == self.baselines[0]), "")
 
     @property
-    def runner_up(self) -> Verdict | None:
-        """The verdict on the fastest row and the second in its group of entries; None without one."""
-        verdicts = (v for v in self.verdicts if v.about == "runner-up" and v.a == self.timed[0].name)
-        return next(verdicts, None) if self.timed else None
+    def first_against_second(self) -> Verdict | None:
+        """The verdict on the fastest row, against the second of its group of entries; None without one."""
+        fastest = [cell.name for cell in self.timed[:1]]
+        return next((v for v in self.verdicts if v.about == "runner-up" and v.a in fastest), None)
 
     @cached_property
     def defaults(self) -> dict[str, str]:
@@ -101,8 +101,8 @@ class CaseResult:
         return [engine for engine, row in self.defaults.items() if row == cell.impl]
 
     def rerun(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:
-        """Of the A/A pair that was measured in rounds of both a and b the times of the rerun, and the
-        baseline that was prepared twice; None without such a pair."""
+        """The times of a rerun, and the cell of its baseline: the A/A pair is one that was measured in rounds
+        of both a and b. None without such a pair."""
         shared = a.samples.by_round.keys() & b.samples.by_round.keys()
         timed = {cell.name: cell for cell in self.timed}
         for pair in self.verdicts:
@@ -118,8 +118,8 @@ class CaseResult:
         return max((math.inf if v.noise is None else v.noise for v in self.verdicts), default=math.inf)
 
     def comparison(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
-        """a against b: the recorded verdict, or else a comparison of the rounds that both have. None where
-        they share no round. As many comparisons as there are rows hold at CONFIDENCE together."""
+        """a against b: the recorded verdict, or else a comparison of the rounds that both have; None if there
+        are none. Intervals are so wide that one comparison for each row holds at CONFIDENCE together."""
         for verdict in self.verdicts:
             if (verdict.a, verdict.b) == (a.name, b.name) and verdict.about != "A/A":
                 return verdict

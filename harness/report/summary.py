@@ -17,20 +17,35 @@ from harness.statistics.paired import MAX_NOISE, Comparison, noise_of
 from harness.statistics.totals import TINY, total_ratio
 from kernels.engines import SPELLED
 
-Rows = Sequence[tuple[CaseResult, dict[str, Cell]]]
-"""Cases with their cells that have a time, by name, the fastest first."""
+Cases = Sequence[tuple[CaseResult, dict[str, Cell]]]
+"""Cases, each with its cells that have a time: by name, the fastest first."""
 NO_WINNER = {"same": "two are the same", "slower": "the first is slower round by round",
              "unclear": "indistinguishable"}  # fmt: skip
 """Verdict on the fastest row and the second -> why the case has no winner."""
 Pair = tuple[CaseResult, Cell, Cell]  # a case and two cells of it that share rounds
 
 
-def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
-    """A sentence for each boundary and launch mode; for a boundary with one case it is the headline of the
-    case. Empty where the run has one case, and for a race, which has other configurations in each case.
+class Total(NamedTuple):
+    """Two rows compared over all cases together."""
 
-    cases: those of the run that are finished
-    """
+    comparison: Comparison  # above 1 where the first row is faster
+    noise: float
+
+    def clause(self, other: str, where: str = "") -> Clause:
+        """What it says of the first row, in words; `other` names the second."""
+        text = versus(self.comparison, other, too_noisy=self.noise > MAX_NOISE)
+        return Clause(text + where, self.comparison.verdict)
+
+
+class Clause(NamedTuple):
+    text: str
+    verdict: str  # on the best row against the row that the text names; empty where these are the same row
+
+
+def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
+    """A sentence for each boundary and launch mode of the finished cases; for a boundary with one case it is
+    the headline of the case. Empty where the run has one case, and for a race, which has other
+    configurations in each case."""
     if run.race or not cases or max(len(cases), len(run.cases)) < 2:
         return []
     planned = Counter(case.boundary for case in run.cases)
@@ -54,10 +69,10 @@ def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
     return sentences
 
 
-def _clauses(rows: Rows, run: Run) -> list[str]:
+def _clauses(cases: Cases, run: Run) -> list[str]:
     """How many cases each row wins, why other cases have no winner, and what holds for all cases together."""
     wins, without_winner = Counter[str](), Counter[str]()
-    for case, cells in rows:
+    for case, cells in cases:
         fastest_first = list(cells.values())
         if len(fastest_first) < 2:
             without_winner["one row alone" if fastest_first else "no row has a time"] += 1
@@ -67,77 +82,70 @@ def _clauses(rows: Rows, run: Run) -> list[str]:
             wins[fastest_first[0].name] += 1
         else:
             without_winner[NO_WINNER[comparison.verdict] if comparison else "not compared"] += 1
-    whole = counted(len(rows))
+    whole = counted(len(cases))
     clauses = [f"no row is clearly the fastest in {whole}"]
     if wins:
         (winner, count), *others = wins.most_common()
         clauses = [f"fastest in {count} of {whole}: {winner}"]
         clauses += [f"in {count}: {name}" for name, count in others]
     clauses += [f"{reason} in {count}" for reason, count in without_winner.items()]
-    if any(cells for _, cells in rows):
-        clauses += _over_all_cases(rows, run, wins)
+    if any(cells for _, cells in cases):
+        clauses += _over_all_cases(cases, run, wins)
     return clauses
 
 
-def _over_all_cases(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
+def _over_all_cases(cases: Cases, run: Run, wins: Counter[str]) -> Iterator[str]:
     """Yields what is said of the row with the least time for all cases together: how it compares with what
     engines run by default or, if no default has a time, with the baseline, or, if that has none either, with
-    the second row; then which rows are as good."""
-    best = _best(rows)
-    with_best = [(case, cells) for case, cells in rows if best in cells]
+    the second row; then which rows are as good. wins: by row the number of cases that it wins"""
+    best = _best(cases)
+    with_best = [(case, cells) for case, cells in cases if best in cells]
     first_case, *other_cases = [cells for _, cells in with_best]
     others = [name for name in first_case if name != best and all(name in cells for cells in other_cases)]
-    ratios = {}  # by name the ratio of another row to the best one, and its noise
+    totals = {}  # the best row against each other row, by the name of that
     for name in others:
         pairs = _pairs(with_best, best, [cells[name] for _, cells in with_best])
         if len(pairs) == len(with_best):
-            ratios[name] = _ratio(pairs, run, len(others))
+            totals[name] = _total(pairs, run, len(others))
     clauses = _against_defaults(with_best, best, run)
-    if ratios and not any(clause.verdict for clause in clauses):
-        second = min(ratios, key=lambda name: ratios[name][0].ratio)
-        ratio, noise = ratios[second]
-        clauses.append(Clause(versus(ratio, second, noise > MAX_NOISE), ratio.verdict))
-    comparisons = [clause for clause in clauses if clause.verdict]
+    if totals and not any(clause.verdict for clause in clauses):
+        second = min(totals, key=lambda name: totals[name].comparison.ratio)
+        clauses.append(totals[second].clause(second))
+    compared = [clause for clause in clauses if clause.verdict]
 
-    all_faster = all(ratio.verdict == "faster" for ratio, _ in ratios.values())
-    clearly_least = len(ratios) == len(others) and all_faster
+    clearly_least = all(name in totals and totals[name].comparison.verdict == "faster" for name in others)
     is_only_winner = list(wins) == [best]
     if clearly_least and not is_only_winner:
         subject = f"{best} takes the least time,"
-    elif not clearly_least and all(clause.verdict == "faster" for clause in comparisons):
+    elif not clearly_least and all(clause.verdict == "faster" for clause in compared):
         subject = f"{best}, not clearly the fastest,"
-    else:  # the clause before this one names a row that wins all cases
-        subject = "" if wins[best] == len(rows) else best
-    if comparisons or (others and not is_only_winner):
-        texts = " and ".join(clause.text for clause in comparisons)
-        yield " ".join(filter(None, [_which_cases(rows, with_best), subject, texts])).rstrip(",")
+    elif wins[best] == len(cases):
+        subject = ""  # the clause on wins, which stands before this one, names it
+    else:
+        subject = best
+    if compared or (others and not is_only_winner):
+        texts = " and ".join(clause.text for clause in compared)
+        sentence = " ".join(filter(None, [_which_cases(cases, with_best), subject, texts]))
+        yield sentence.rstrip(",")  # the comma of the subject, where no text follows
     yield from (clause.text for clause in clauses if not clause.verdict)
-    as_good = [name for name, (ratio, noise) in ratios.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
+    as_good = [name for name, (ratio, noise) in totals.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
     if as_good:
         yield f"within {100 * MARGIN:g} %: {', '.join(as_good)}"
 
 
-class Clause(NamedTuple):
-    text: str
-    verdict: str  # on the best row against the row that the text names; empty where these are the same row
-
-
-def _against_defaults(rows: Rows, best: str, run: Run) -> list[Clause]:
+def _against_defaults(cases: Cases, best: str, run: Run) -> list[Clause]:
     """A clause for each engine: the best row against what the engine runs by default, or that it is the
-    default. Without any default, the best row against the baseline.
-
-    rows: those of the cases in which the best row has a time
-    """
+    default. Without any default, the best row against the baseline. In all cases the best row has a time."""
     clauses = [
-        _clause(rows, best, [case.defaults.get(engine) for case, _ in rows], f"{spelled}'s default", run)
+        _clause(cases, best, [case.defaults.get(engine) for case, _ in cases], f"{spelled}'s default", run)
         for engine, spelled in SPELLED.items()
     ]
     if not any(clauses):
-        clauses = [_clause(rows, best, [case.baseline for case, _ in rows], "", run)]
+        clauses = [_clause(cases, best, [case.baseline for case, _ in cases], "", run)]
     return [clause for clause in clauses if clause]
 
 
-def _clause(rows: Rows, best: str, impls: Sequence[str | None], title: str, run: Run) -> Clause | None:
+def _clause(cases: Cases, best: str, impls: Sequence[str | None], title: str, run: Run) -> Clause | None:
     """The best row against the fastest row of one implementation in each case. None where no such row has a
     time, or where all are the best row itself and there is no title.
 
@@ -145,66 +153,63 @@ def _clause(rows: Rows, best: str, impls: Sequence[str | None], title: str, run:
     title: what the implementations are, in words; may be empty
     """
     fastest = []
-    for (_, cells), impl in zip(rows, impls, strict=True):
+    for (_, cells), impl in zip(cases, impls, strict=True):
         fastest.append(next((cell for cell in cells.values() if cell.impl == impl), None))
-    pairs = _pairs(rows, best, fastest)
+    pairs = _pairs(cases, best, fastest)
     names = ", ".join(dict.fromkeys(cell.name for _, _, cell in pairs))
-    where = f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
+    where = f" in {len(pairs)} of {len(cases)}" if len(pairs) < len(cases) else ""
     if names == best and title:
         return Clause(f"it is {title}{where}", "")
     if not names or names == best:
         return None
-    ratio, noise = _ratio(pairs, run, len(SPELLED))
-    return Clause(versus(ratio, f"{title} {names}".lstrip(), noise > MAX_NOISE) + where, ratio.verdict)
+    return _total(pairs, run, len(SPELLED)).clause(f"{title} {names}".lstrip(), where)
 
 
-def _which_cases(rows: Rows, with_best: Rows) -> str:
+def _which_cases(cases: Cases, with_best: Cases) -> str:
     """How cases are summed and, where the best row has a time in only some of them, in which part."""
-    weights = [case.cells[0].weight for case, _ in rows]
-    if len(with_best) == len(rows):
+    weights = [case.cells[0].weight for case, _ in cases]
+    if len(with_best) == len(cases):
         return how_summed(weights)
     share = ""
     if len(set(weights)) > 1:
         weight = sum(case.cells[0].weight for case, _ in with_best)
         share = f", {100 * weight / sum(weights):.0f} % of their weight"
-    return f"{how_summed(weights)} ({len(with_best)} of {counted(len(rows))}{share})"
+    return f"{how_summed(weights)} ({len(with_best)} of {counted(len(cases))}{share})"
 
 
-def _best(rows: Rows) -> str:
-    """The name of the row that takes the least time for its cases together, relative to the fastest row of
-    each of them. Only rows with a time in more than half of the cases count; if there are none, all rows."""
-    counts = Counter(name for _, cells in rows for name in cells)
-    names = [name for name, count in counts.items() if 2 * count > len(rows)] or list(counts)
+def _best(cases: Cases) -> str:
+    """The name of the row with the least total time, as a multiple of what the fastest rows take for the same
+    cases. Only rows with a time in more than half of the cases count; if there are none, all rows."""
+    counts = Counter(name for _, cells in cases for name in cells)
+    names = [name for name, count in counts.items() if 2 * count > len(cases)] or list(counts)
 
-    def rank(name: str) -> tuple[float, int]:
-        with_row = [cells for _, cells in rows if name in cells]
+    def multiple_of_fastest(name: str) -> float:
+        with_row = [cells for _, cells in cases if name in cells]
         total = sum(_weighted_us(cells[name]) for cells in with_row)
-        of_fastest = sum(min(map(_weighted_us, cells.values())) for cells in with_row)
-        return total / of_fastest, -counts[name]
+        return total / sum(min(map(_weighted_us, cells.values())) for cells in with_row)
 
-    return min(names, key=rank)
+    return min(names, key=lambda name: (multiple_of_fastest(name), -counts[name]))
 
 
 def _weighted_us(cell: Cell) -> float:
     return (cell.weight or TINY) * (cell.time_us or 0.0)
 
 
-def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:
+def _pairs(cases: Cases, best: str, others: Iterable[Cell | None]) -> list[Pair]:
     """For each case the cell of the best row and the other cell, where the two share rounds."""
     pairs = []
-    for (case, cells), other in zip(rows, others, strict=True):
+    for (case, cells), other in zip(cases, others, strict=True):
         if other and cells[best].samples.by_round.keys() & other.samples.by_round.keys():
             pairs.append((case, cells[best], other))
     return pairs
 
 
-def _ratio(pairs: Sequence[Pair], run: Run, comparisons: int) -> tuple[Comparison, float]:
-    """The total time of the second cells over that of the first; and the noise. So many comparisons together
-    hold at the confidence of the run.
+def _total(pairs: Sequence[Pair], run: Run, comparisons: int) -> Total:
+    """The first cells against the second ones. So many comparisons hold together at the run's confidence.
 
-    The noise is that of the A/A pairs of all cases together, with weights that make the baseline's time in a
-    case count as much as the time of the first cell. Where a case has no times of an A/A pair, for example in
-    an old record, the noise is the largest of any case.
+    The noise is that of the A/A pairs of all cases together. Their weights make the baseline count in each
+    case as much as the first cell. Where a case has no times of an A/A pair, for example in an old record,
+    the noise is the largest of any case.
     """
     reruns = []
     for case, a, b in pairs:
@@ -217,4 +222,4 @@ def _ratio(pairs: Sequence[Pair], run: Run, comparisons: int) -> tuple[Compariso
         noise = noise_of(total_ratio(reruns, confidence=run.confidence))
     times_of_pairs = [(a.weight, a.samples.by_round, b.samples.by_round) for _, a, b in pairs]
     confidence = 1 - (1 - run.confidence) / comparisons
-    return total_ratio(times_of_pairs, noise=noise, margin=run.margin, confidence=confidence), noise
+    return Total(total_ratio(times_of_pairs, noise=noise, margin=run.margin, confidence=confidence), noise)

@@ -46,10 +46,8 @@ def wrapped(text: str, start: str, indent: str, width: int) -> str:
 
 
 def plain_text(renderable: RenderableType, columns: int | None = None) -> str:
-    """The text without colours and without blanks at the ends of lines.
-
-    columns: the width of the terminal that it is laid out for; None: for a file
-    """
+    """The text without colours and without blanks at the ends of lines, as a terminal of so many columns
+    shows it, or as it stands in a file."""
     file, is_terminal = io.StringIO(), columns is not None
     console = _console(file=file, color_system=None, force_terminal=is_terminal, width=columns or WIDTH)
     console.print(_with_whole_commands(renderable), crop=False)

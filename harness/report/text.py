@@ -48,39 +48,36 @@ def value_and_interval(value: float, low: float | None, high: float | None) -> t
     return f"{value:.{digits}f}", interval
 
 
-def ratio_and_interval(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+def ratio_and_interval(comparison: Verdict | Comparison) -> tuple[str, str]:
     """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
     end is missing. The first text is `?` for None, `not known` if the interval tells nothing, see WIDE."""
-    if value is None:
+    ratio, low, high = comparison.ratio, comparison.low, comparison.high
+    if ratio is None:
         return "?", ""
     if low is None or high is None:
-        return f"{value:.2f}x", ""
+        return f"{ratio:.2f}x", ""
     if low <= 0 or math.isinf(high) or (low < 1 < high and high > WIDE * low):
         return "not known", ""
     digits = min(3, decimals((high - low) / 2))
-    return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
+    return f"{ratio:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
 
 
 def ratio_text(comparison: Verdict | Comparison) -> str:
     """`1.94x (1.85 to 2.03)`, see `ratio_and_interval`."""
-    ratio, interval = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
-    return f"{ratio} {interval}".rstrip()
+    return " ".join(ratio_and_interval(comparison)).rstrip()
 
 
 def short_ratio(comparison: Verdict | Comparison) -> str:
     """`1.94x`, in the digits that the interval supports."""
-    ratio, _ = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
+    ratio, _ = ratio_and_interval(comparison)
     return ratio
 
 
 def versus(comparison: Verdict | Comparison, other: str, too_noisy: bool) -> str:
     """What a comparison says of its first row, in words; `other` names the second: `1.94x torch.sdpa (1.85 to
-    2.03)`, or `the same as torch.sdpa (0.99x to 1.01x)`.
-
-    too_noisy: the noise is so large that no two rows can be called the same; this is said of an unclear
-    verdict
-    """
-    ratio, interval = ratio_and_interval(comparison.ratio, comparison.low, comparison.high)
+    2.03)`, or `the same as torch.sdpa (0.99x to 1.01x)`. An unclear verdict is called too noisy where the
+    noise is so large that no two rows can be called the same."""
+    ratio, interval = ratio_and_interval(comparison)
     if comparison.verdict == "faster":
         return f"{ratio} {other} {interval}"
     words = {"same": "the same as", "unclear": "indistinguishable from",
@@ -102,7 +99,7 @@ def how_summed(weights: Iterable[float]) -> str:
 
 def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
-    texts = [ratio_and_interval(r.ratio, r.low, r.high) if r else ("", "") for r in ratios]
+    texts = [ratio_and_interval(r) if r else ("", "") for r in ratios]
     numbers = aligned([number for number, _ in texts])
     return [f"{number} {interval}".rstrip() for number, (_, interval) in zip(numbers, texts, strict=True)]
 
@@ -153,7 +150,7 @@ def aligned(numbers: Sequence[str]) -> list[str]:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits, or more if the point comes later; empty for None."""
+    """The value in so many significant digits, or as a whole number if that has more; empty for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
@@ -177,13 +174,11 @@ def ranged(
     value: float | None, low: float | None, high: float | None, form: str = "+.4g", unit: str = ""
 ) -> str:
     """`2.00x (1.90 to 2.10)`: a value with its unit and the ends of its interval; an end that is not known is
-    `?`. An unknown value, or an interval without ends, is left out. No number has an exponent.
-
-    form: as in `format`; where `g` would print an exponent, numbers have no digits after the point
-    """
-    sign, _, kind = form.partition(".")
+    `?`. An unknown value, or an interval without ends, is left out. The form is as in `format`; where `g`
+    would print an exponent, numbers have no digits after the point instead."""
+    sign, _, precision = form.partition(".")  # `+.4g` -> `+`, `4g`
     known = [abs(number) for number in (value, low, high) if number is not None]
-    if kind.endswith("g") and max(known, default=0) >= 10 ** int(kind.rstrip("g")) - 0.5:
+    if precision.endswith("g") and max(known, default=0) >= 10 ** int(precision[:-1]) - 0.5:
         form = f"{sign}.0f"
     texts = [] if value is None else [f"{value:{form}}{unit}"]
     if low is not None or high is not None:

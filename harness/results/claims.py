@@ -16,6 +16,7 @@ from harness.files import JsonObject
 from harness.results.comparison import compare_samples
 from harness.results.read import read, run_folders
 from harness.results.schema import Cell
+from harness.statistics.intervals import CONFIDENCE
 from kernels.platform import Platform
 
 RIVALS = {  # kind of rival -> patterns of implementations
@@ -23,7 +24,6 @@ RIVALS = {  # kind of rival -> patterns of implementations
     "the best of torch": ("torch.*", "hipblaslt.*", "aotriton*"),
     "Triton": ("triton.*", "vllm.triton*", "sglang.triton*"),
 }
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Test:
     said: str  # the claim in the words of its source
     factor: float  # the claim: a rival takes up to this many times as long as the kernel
     against: str  # the kind of rival, a key of RIVALS
-    runs: tuple[str, ...]  # the kernels and rivals that this machine can time
+    runs: tuple[str, ...]  # the kernels and rivals that run on this machine, so that it can time them
     cases: int  # how many cases have times of both sides on the claim's hardware
     claimed: Ratio | None  # the largest ratio that the claim's kernels reached on the claim's hardware
     here: Ratio | None

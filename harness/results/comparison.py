@@ -98,13 +98,17 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
     baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
     unjudged = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
     session_noise, noise_from = _noise_between_sessions(unjudged)
-    devices = {case: (device, b.devices[case]) for case, device in a.devices.items() if case in b.devices}
-    moved = {case: (of_a, of_b) for case, (of_a, of_b) in devices.items() if of_a.identity != of_b.identity}
-    spreads_of_moved = {case: _spread_of_two(a, b, of_a, of_b) for case, (of_a, of_b) in moved.items()}
-    spread_by_case = {case: spread for case, (spread, _) in spreads_of_moved.items()}
+    # By case, where different devices measured it: the devices of A and B; their spread, and its source.
+    moved: dict[str, tuple[DeviceUsed, DeviceUsed]] = {}
+    spread_of: dict[str, tuple[float, str]] = {}
+    for case, device_a in a.devices.items():
+        device_b = b.devices.get(case)
+        if device_b is not None and device_b.identity != device_a.identity:
+            moved[case] = (device_a, device_b)
+            spread_of[case] = _spread_of_two(a, b, device_a, device_b)
     rows = []
     for row in unjudged:
-        spread = spread_by_case.get(row.case, 0.0)
+        spread, _ = spread_of.get(row.case, (0.0, ""))
         noise = max(session_noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
         # Absolute times of two sessions give no verdict.
         ratio = row.comparison
@@ -121,7 +125,7 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
         elif key in timed_b and key not in timed_a:
             missing.append(_without_time(key, "A", cell_a))
     incompatible, notes = _differences(a, b, moved)
-    for (spread, source), count in Counter(spreads_of_moved.values()).items():
+    for (spread, source), count in Counter(spread_of.values()).items():
         notes.append(f"the noise of {count} case{'' if count == 1 else 's'} has {spread:.1%} more: {source}")
     return RunComparison(rows, session_noise, noise_from, incompatible, notes, missing, lost)
 

@@ -11,7 +11,7 @@ from typing import Literal
 from harness.plan.settings import value_text
 from harness.results.schema import Cell, Record, Verdict
 from harness.statistics.intervals import interval
-from harness.statistics.paired import MARGIN, Comparison, verdict
+from harness.statistics.paired import MARGIN, Comparison, comparison_of
 
 MAIN_SHARE = 0.1  # a kernel with a smaller share of a call's time does not tell two settings apart
 Settings = Mapping[str, Mapping[str, str | None]]
@@ -21,8 +21,7 @@ Settings = Mapping[str, Mapping[str, str | None]]
 @dataclass(frozen=True)
 class Effect:
     """An effect of kind `main` is the speedup that a change of one flag brings; one of kind `interaction` is
-    the factor by which that speedup is larger where another flag is changed too: 1 if they are
-    independent."""
+    the factor, 1 if they are independent, by which it is larger where another flag is changed too."""
 
     kind: Literal["main", "interaction"]
     what: str  # the change in words
@@ -81,10 +80,7 @@ def effects(
         for block, index in shared:
             logs = [weight * math.log(times[setting][block, index]) for setting, weight in weights.items()]
             by_block.append((block, sum(logs)))
-        over_blocks = interval(by_block, effect_confidence)
-        low, high = math.exp(over_blocks.low), math.exp(over_blocks.high)
-        word = verdict(low, high, noise=noise, margin=margin)
-        comparison = Comparison(math.exp(over_blocks.mean), low, high, word)
+        comparison = comparison_of(interval(by_block, effect_confidence), noise=noise, margin=margin)
         flag_effects.append(Effect(kind, what, comparison))
     return flag_effects
 
@@ -98,20 +94,20 @@ def _contrasts(
     values: those of each flag, the first setting's first
     """
     for flag, (first, *changed_values) in values.items():
-        averaged = len(settings) / len(values[flag])  # the settings of the other flags
+        count = len(settings) / len(values[flag])  # of the settings of the other flags, to average over
         value_of = {setting: flag_values[flag] for setting, flag_values in settings.items()}
         for changed in changed_values:
             signs = {first: 1, changed: -1}  # a speedup is the time before over the time after
-            weights = {s: signs[value] / averaged for s, value in value_of.items() if value in signs}
+            weights = {s: signs[value] / count for s, value in value_of.items() if value in signs}
             yield "main", f"{flag}: {value_text(first)} -> {value_text(changed)}", weights
     for flag_a, flag_b in itertools.combinations(values, 2):
-        averaged = len(settings) / (len(values[flag_a]) * len(values[flag_b]))
+        count = len(settings) / (len(values[flag_a]) * len(values[flag_b]))
         pair_of = {s: (flag_values[flag_a], flag_values[flag_b]) for s, flag_values in settings.items()}
         (first_a, *changed_a), (first_b, *changed_b) = values[flag_a], values[flag_b]
         for a, b in itertools.product(changed_a, changed_b):
             # The speedup of both over the product of the speedups of each alone.
             signs_of_pairs = {(first_a, first_b): -1, (a, first_b): 1, (first_a, b): 1, (a, b): -1}
-            weights = {s: signs_of_pairs[p] / averaged for s, p in pair_of.items() if p in signs_of_pairs}
+            weights = {s: signs_of_pairs[p] / count for s, p in pair_of.items() if p in signs_of_pairs}
             yield "interaction", f"{flag_a}={value_text(a)} with {flag_b}={value_text(b)}", weights
 
 

@@ -44,8 +44,7 @@ class CaseMeasurer:
     progress: Progress
     memory_share: float = 1.0  # of the free memory; other devices of the machine may be measured, too
     ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
-    """The kinds of entries (see `_kind`) that this run checked at ragged sizes, with the reason why they were
-    wrong there, or an empty text."""
+    """The kinds of entries (see `_kind`) that this run checked at ragged sizes, and why they were wrong."""
     far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
     """The kinds that this run checked with addresses of more than 32 bits, and whether they were right."""
 
@@ -54,14 +53,15 @@ class CaseMeasurer:
         return self.device.platform
 
     def measure(self, case: Case, budget_s: float, max_s: float, scratch: Path) -> list[Record]:
-        """Measures a case and returns its records, of which CaseDone is the last. Measures for `budget_s`
-        seconds, or up to `max_s` where one round in each block takes longer. scratch: a folder for logs"""
+        """Measures a case and returns its records, of which CaseDone is the last. Samples take `budget_s`
+        seconds, or up to `max_s` if one round in each opening block takes more. scratch: a folder for logs"""
         able, unable, search = self._entries(case)
         measured: list[Group] = []
         not_measured: list[Group] = []  # only for the cells of entries that cannot run
         for baseline, entries in self._compared(case, able):
-            groups, too_large, sets = self._groups(case, baseline, entries)
-            measured += groups
+            members_of_groups, too_large, sets = self._groups(case, baseline, entries)
+            for members in members_of_groups:
+                measured.append(Group(case, members, sets, baseline_impl=baseline))
             not_measured.append(Group(case, [*unable, *too_large], sets))
         for group in measured:
             self._measure_group(group, budget_s / len(measured), max_s / len(measured), scratch)
@@ -85,7 +85,7 @@ class CaseMeasurer:
                     entry.fail("unsupported", "it is interpreted here: there is no time to compare")
                 if reason := self.ragged.get(_kind(entry.name, case)):
                     entry.fail("wrong", reason)
-                entries[entry.name] = entry  # launch modes that give the same (eager) entry give it once
+                entries[entry.name] = entry  # an entry that is eager in each launch mode is here once
         able = [entry for entry in entries.values() if entry.alive]
         unable = [entry for entry in entries.values() if not entry.alive and not entry.setting.is_rerun]
         return able, unable, search
@@ -111,9 +111,9 @@ class CaseMeasurer:
 
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
-    ) -> tuple[list[Group], list[Entry], Rotation]:
-        """The groups of entries, each of which memory holds at once; the entries that are too large for
-        memory; and the sets of operands that calls rotate over."""
+    ) -> tuple[list[list[Entry]], list[Entry], Rotation]:
+        """The entries of each group that memory holds at once; the entries that are too large for memory; and
+        the sets of operands that calls rotate over."""
         memory = Memory(case, self.platform, baseline, self.plan.record.cache, self.memory_share)
         ceilings = self.plan.ceilings
         sets = rotation(
@@ -125,7 +125,7 @@ class CaseMeasurer:
             fits=functools.partial(memory.holds, entries),
         )
         groups, too_large = memory.groups(entries, sets.copies)
-        return [Group(case, members, sets) for members in groups], too_large, sets
+        return groups, too_large, sets
 
     def _measure_group(self, group: Group, budget_s: float, max_s: float, scratch: Path) -> None:
         """Checks a group's entries, times them, and checks them again. budget_s, max_s: as for `measure`"""
@@ -158,11 +158,8 @@ class CaseMeasurer:
         timed = checks.timed
         if not timed:
             return
-        # The first entry takes the baseline's place where the baseline failed, and where settings are
-        # compared: all entries of the group are then of one implementation, those of the first setting first.
-        baseline_impl = self._baseline(group.case)
-        of_baseline = [(worker, entry) for worker, entry in timed if entry.impl.name == baseline_impl]
-        worker, baseline = of_baseline[0] if of_baseline else timed[0]
+        of_baseline = [(worker, entry) for worker, entry in timed if entry.impl.name == group.baseline_impl]
+        worker, baseline = (of_baseline or timed)[0]  # where it failed, the first entry takes its place
         # Where settings are compared, the rerun is an entry of the group, in a worker of its own.
         rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:
@@ -249,9 +246,9 @@ class GroupSampler:
         workers = self.checks.workers
         with self.checks.phase(PREPARING_ANEW):
             prepare = functools.partial(self._prepare, names=names)
-            if block == 0:  # Faulting memory in takes most of this time, so the workers share it.
+            if block == 0:  # Most of this time memory is faulted in, which workers can do at the same time.
                 self.checks.side_by_side(workers, prepare)
-            else:  # By the seconds of its first calls a worker decides whether later blocks make them.
+            else:  # Alone, because workers time the first calls (see bench.Bench.prepare).
                 for worker in workers:
                     prepare(worker)
         for worker in workers:
@@ -278,7 +275,7 @@ class GroupSampler:
     def take(self, worker: Worker, entry: Entry) -> float:
         """Takes a sample of an entry; returns seconds per call. Raises RuntimeError where the entry fails."""
         if entry.alive:
-            attempt([entry], worker.ask, entry, "inspect")
+            attempt([entry], worker.ask, entry, "compare_last")
         if entry.alive:
             began = time.perf_counter()
             with self.monitor.watching(f"{self.checks.case.key} {entry.name}"):
@@ -300,10 +297,10 @@ class GroupSampler:
 
 
 def opening_s(calls_s: Sequence[float]) -> float:
-    """The seconds that one round in each of the opening blocks takes, and a fifth more for what is not
-    foreseen. calls_s: the seconds that a call of each entry takes"""
+    """The seconds that one round in each of the opening blocks takes, and a fifth more, as calls vary.
+    calls_s: the seconds that a call of each entry takes"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
-    untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)  # the call before a sample (see LONG_S)
+    untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)  # the untimed call before each sample
     return 1.2 * Policy().opening * (sampling_s + untimed_s)
 
 

@@ -71,8 +71,7 @@ def impossible(new: Ceilings, peak: Ceilings | None) -> str:
 
 
 def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
-    """Stores and returns the higher rates of these and of the stored ones. Where they cannot be stored, they
-    will be measured again."""
+    """Stores, if the disk can be written, and returns the higher rates of these and of the stored ones."""
     key = _key(platform, threads)
     by_key = _read()
     by_key[key] = new.or_better(by_key.get(key))

@@ -11,6 +11,7 @@ from typing import Any
 
 import kernels
 from harness.catalogue.devices import Ceilings, peaks
+from harness.files import finite
 from harness.plan.entry import ConfigSearch, Entry
 from harness.plan.memory import Rotation
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Run, Samples, Verdict
@@ -35,6 +36,7 @@ class Group:
     rounds: Rounds = field(default_factory=Rounds)
     baseline: Entry | None = None
     rerun: Entry | None = None  # the baseline prepared a second time; both are None where nothing was timed
+    baseline_impl: str = ""  # the baseline's implementation; where it failed, another entry takes its place
     setup_s: float = 0.0  # seconds for everything but samples
     phases: Mapping[str, float] = field(default_factory=dict)  # the parts of `setup_s`, in seconds
     conditions: dict[str, Any] = field(default_factory=dict)  # see schema.CaseDone.conditions
@@ -48,14 +50,13 @@ def build_records(
     cells: dict[str, Cell] = {}
     verdicts: list[Record] = []
     phases: dict[str, float] = defaultdict(float)
-    next_block = 0
     numbered: list[Group] = []  # the groups, with blocks whose numbers are unique in the case
+    next_block = 0
     for group in groups:
         rounds = group.rounds.numbered(next_block)
         next_block = max(next_block, rounds.next_block)
         numbered.append(replace(group, rounds=rounds))
-    for group in numbered:
-        cells_of_group, verdicts_of_group = build_cells(group, platform, run)
+        cells_of_group, verdicts_of_group = build_cells(numbered[-1], platform, run)
         for name, cell in cells_of_group.items():
             # The baseline is in every group. Its cell is that of the first group, with the samples of all.
             if name in cells:
@@ -214,8 +215,8 @@ def _note(entry: Entry, group: Group) -> str:
 
 def _verdicts(group: Group, timed: Collection[str], confidence: float, margin: float) -> list[Verdict]:
     """The verdicts on the A/A pair, on each timed entry against the baseline, and on the winner against the
-    runner-up. A baseline without a time has no A/A verdict, because readers of the record could not compute
-    that verdict again. timed: names of the entries whose cells have a time"""
+    runner-up. There is none on the A/A pair where the baseline's cell has no samples: the record of a verdict
+    holds the rerun's only. timed: names of the entries whose cells have a time"""
     baseline, rerun, rounds = group.baseline, group.rerun, group.rounds
     if baseline is None or rerun is None:
         return []
@@ -240,21 +241,16 @@ def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | 
         case=case,
         a=judged.a,
         b=judged.b,
-        ratio=_finite(compared.ratio),
-        low=_finite(compared.low),
-        high=_finite(compared.high),
-        noise=_finite(judged.noise),
+        ratio=finite(compared.ratio),
+        low=finite(compared.low),
+        high=finite(compared.high),
+        noise=finite(judged.noise),
         margin=margin,
         verdict=compared.verdict,
         confidence=judged.confidence,
         about=judged.about,
         samples=samples or Samples(),
     )
-
-
-def _finite(number: float) -> float | None:
-    """The number; None where it is infinite or NaN, which JSON cannot hold."""
-    return number if math.isfinite(number) else None
 
 
 def _samples(of_rounds: Iterable[Round], name: str) -> Samples:

@@ -36,8 +36,8 @@ SAMPLE_S = 0.05  # seconds of one timed sample
 REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
 
 FEW_ROWS = ("live", "lengths")
-"""Names of the operands for which only a few rows of the output are compared. They reveal an answer to other
-operands, and such an answer is wrong in all rows."""
+"""Names of the operands for which only a few rows of the output are compared. They are there to find an entry
+that gives the answer to earlier operands, and such an answer is wrong in every row."""
 FEW_ROWS_SHARE = 0.05  # the share of a whole reference's work that the reference to a few rows may take
 
 NO_KERNELS = (
@@ -183,10 +183,8 @@ class CaseChecks:
             self._reference(self.case, name, seeds, share=FEW_ROWS_SHARE if name in FEW_ROWS else 1.0)
 
     def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
-        """Computes references to the named operands: in the case's boundary, and in each narrower one that
-        the own call of an entry covers, behind the suite's producer kernels. Entry and reference get the
-        same operands from these, bit by bit, so that no error is excused by rounding them to FP8. share: the
-        share of a whole reference's work that each may take"""
+        """Computes references to the named operands, one in each boundary that entries are judged at (see
+        `_judged_at`). share: the share of a whole reference's work that each may take"""
         boundaries = {case.boundary} | {self._judged_at(entry) for _, entry in self.living}
         for boundary in boundaries:
             about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
@@ -195,7 +193,9 @@ class CaseChecks:
                 self.digests[name] = digest
 
     def _judged_at(self, entry: Entry) -> str:
-        """The boundary of the reference that an entry's output is compared with."""
+        """The boundary of the reference that an entry's output is compared with. An entry that covers less
+        than the case's boundary gets its operands from the suite's kernels, such as the one that rounds to
+        FP8. Its reference then gets the same operands, so that rounding them excuses no error."""
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
     def _first_outputs(self, worker: Worker) -> tuple[Worker, int | None, list[tuple[Entry, Output]]]:
@@ -209,8 +209,7 @@ class CaseChecks:
         return worker, digest, outputs
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
-        """Compares the digest of a worker's operands, None if it has none, with that of the judge's operands
-        of this name."""
+        """Compares the digest of a worker's operands, if it has any, with the judge's of this name."""
         if digest is not None and digest != self.digests[name]:
             for entry in worker.living:
                 entry.fail("error", "its worker made other operands than the judge from the same seed")
@@ -230,7 +229,7 @@ class CaseChecks:
         beside its output, or wrote after it had returned. Raises WorkerFailure where there is no output.
 
         digest:    of the operands before the call, which has to leave them as they were
-        stage:     when the call is made, in words that begin a reason
+        stage:     when the call is made: a reason begins with it, such as `after timing: `
         arguments: `set_index` and `fill` of bench.Bench.output
         """
         output: Output = worker.ask(entry, "output", **arguments)
@@ -350,9 +349,8 @@ class CaseChecks:
                 entry.fail("wrong", "after timing: it wrote beside its output")
 
     def _find_writers(self, worker: Worker, timed: list[Entry]) -> None:
-        """Finds which of a worker's timed entries changed the operands that all of them were timed on: each
-        is sampled alone on new operands. An entry that changes them is wrong; the times of the others do not
-        count."""
+        """Finds which of a worker's timed entries changed the operands that all were timed on, by sampling
+        each alone on new operands. An entry that changes them is wrong, and no times of the others count."""
         writers: list[str] = []
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
@@ -408,8 +406,8 @@ class CaseChecks:
 
     def _check_again(self, copies: int) -> None:
         """Checks the timed entries on other operands."""
-        # Where the sets are copies of each other (not Op.turns), an entry that always reads the first set is
-        # right on all of them. So other operands are put on a set that is not the first.
+        # Where the sets are copies of each other (not Op.turns), an entry that reads the same set in each
+        # call is right on all of them. So other operands are put on the last set, and then on the first.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
         sets = [copies - 1, 0] if has_copies else [0]
 
@@ -482,13 +480,11 @@ def _can_check_ragged(entry: Entry, case: Case, platform: Platform) -> bool:
 
 
 def comparing_s(samples_s: float) -> float:
-    """The seconds in which the outputs of an entry are compared, so that checking takes less than timing: a
-    quarter of the seconds that its samples took, but at least 1 s if that is no more than half of them, and
-    at most 30 s; 1 s for an entry without samples."""
-    if not samples_s:
+    """The seconds in which the outputs of an entry are compared: a quarter of those that its samples took,
+    from 1 s to 30 s, but at most half of them, so that checking takes less time than measuring."""
+    if not samples_s:  # the budget ended before its first sample
         return 1.0
-    at_least_s = min(samples_s / 2, 1.0)
-    return min(max(samples_s / 4, at_least_s), 30.0)
+    return min(max(samples_s / 4, 1.0), samples_s / 2, 30.0)
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

@@ -27,13 +27,13 @@ from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
 from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device
-from harness.run.folder import begin, finished_cases, plan_run, resume
+from harness.run.folder import BROKEN, begin, finished_cases, plan_run, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from shapes.case import Case
 
-BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
+FAILING = {"wrong", "impossible"} | BROKEN
 """The statuses of cells that make a command fail."""
 
 ENOUGH = 0.9
@@ -109,11 +109,11 @@ class RunCases:
         """Seconds that finished cases were measured."""
         return sum(map(measured_s, self.finished.values()))
 
-    def take(self, key: str, records: list[Record], of_devices: Sequence[Record] = ()) -> None:
-        """Records a case, after the records `of_devices`. Raises JournalFull."""
+    def take(self, key: str, records: list[Record], new_devices: Sequence[Record] = ()) -> None:
+        """Records a case, after the devices of a cluster that are new to the run. Raises JournalFull."""
         self.finished[key] = records
         try:
-            keep(self.journal, [*of_devices, *records])
+            keep(self.journal, [*new_devices, *records])
         finally:
             self.on_case(self.all[key], records)
 
@@ -162,7 +162,9 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    records: list[Record]  # the records of finished cases; those from before it was resumed come first
+    records: list[
+        Record
+    ]  # of finished cases; in a resumed run the cases that were finished before come first
     cases: int  # how many cases are finished
     left_out: list[Case]  # cases that the budget did not reach
     before_s: float  # seconds from the beginning of the command to the first case
@@ -183,9 +185,8 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
         cells = [cell for cell in outcome.records if isinstance(cell, Cell)]
         code = exit_code(cell for cell in cells if cell.impl in asked)
     if code == OK and record.trees:
-        first_setting = next(iter(record.settings))
-        if regressions(outcome.records) or lost(outcome.records, first_setting):
-            code = FAILED
+        is_slower = regressions(outcome.records) or lost(outcome.records, record.first_setting)
+        code = FAILED if is_slower else OK
     return code
 
 
@@ -195,8 +196,8 @@ def exit_code(records: Iterable[Record]) -> int:
 
 
 def code_of(statuses: set[str]) -> int:
-    """The exit code for cells of these statuses: FAILED if one was wrong or broke, OK if all that could run
-    were right, NOTHING_RAN if none could run."""
-    if statuses & BROKEN:
+    """The exit code for cells of these statuses: FAILED if one is in FAILING, OK if all that could run were
+    right, NOTHING_RAN if none could run."""
+    if statuses & FAILING:
         return FAILED
     return OK if statuses & {"ok", "checked"} else NOTHING_RAN

@@ -48,7 +48,10 @@ def plan_run(request: Request, platform: Platform) -> Run:
         baseline = implementations[0].name
     else:
         variables = parse_setting(request.set).variables
-        baseline = select.choose_baseline(op, platform, request.baseline, implementations, cases, variables)
+        baseline, missing = select.choose_baseline(
+            op, platform, request.baseline, implementations, cases, variables
+        )
+        implementations += missing
     if not request.cluster:
         if (request.threads or 0) > len(ALLOWED):
             raise UsageError(f"--threads {request.threads}: this process may use {len(ALLOWED)} CPUs")
@@ -76,7 +79,7 @@ def record_of(
     """As `plan_run`, of these cases and implementations. The default budget is 60 s, and that of a race
     `per_case_s` for each of its cases."""
     settings = request.settings or [parse_setting(request.set)]
-    for folder in own_folders(setting.variables for setting in settings):
+    for folder in user_folders(setting.variables for setting in settings):
         own_folder(folder)  # raises StoredError where there is none
     if request.out:
         Journal.require_new(Path(request.out))
@@ -112,18 +115,18 @@ def record_of(
     )
 
 
-def tell_of_own_choices(settings: Iterable[Mapping[str, str | None]], log: Callable[[str], None]) -> None:
-    """Logs a line for each folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
-    StoredError where there is no such folder. settings: the variables of each setting"""
+def note_useless_folders(settings: Iterable[Mapping[str, str | None]], log: Callable[[str], None]) -> None:
+    """Logs a line for each folder of the user's (KERNEL_BENCH_TUNED) without configurations of this suite's
+    implementations. Raises StoredError where a folder is missing. settings: the variables of each setting"""
     known = {impl.name for op in kernels.OPS for impl in kernels.implementations(op)}
-    for folder in own_folders(settings):
+    for folder in user_folders(settings):
         configured = {path.stem for path in own_folder(folder).glob("*/*.json")}
         if not known & configured:
             log(f"note: {OWN} names {folder}, which holds no <device>/<implementation>.json of this suite")
 
 
-def own_folders(settings: Iterable[Mapping[str, str | None]]) -> list[str]:
-    """The folders that KERNEL_BENCH_TUNED names, in this process and in settings."""
+def user_folders(settings: Iterable[Mapping[str, str | None]]) -> list[str]:
+    """The folders that KERNEL_BENCH_TUNED names in this process and in settings."""
     named = [os.environ.get(OWN)]
     named += [variables.get(OWN) for variables in settings]
     return [folder for folder in named if folder]
@@ -132,9 +135,8 @@ def own_folders(settings: Iterable[Mapping[str, str | None]]) -> list[str]:
 def begin(
     planned: Run, request: Request, facts: DeviceFacts, log: Callable[[str], None]
 ) -> tuple[Journal, RunPlan]:
-    """Creates the folder of a planned run on a device. Logs a line if there are no ceilings, and one for each
-    folder of the user's that has no configurations."""
-    tell_of_own_choices(planned.settings.values(), log)
+    """Creates the folder of a planned run on a device. Logs a line if there are no ceilings."""
+    note_useless_folders(planned.settings.values(), log)
     if facts.ceilings is None:
         log(f"no limits, so no percentages: {facts.no_ceilings}")
     folder = Path(request.out) if request.out else _new_folder(planned, facts.platform)
@@ -168,8 +170,8 @@ def planned_case(case: Case) -> PlannedCase:
 
 
 def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journal, RunPlan]:
-    """Opens a run again, or a race, as it was planned. Raises UsageError where it is of the other kind, or
-    was measured on another machine or with other libraries.
+    """Opens a recorded run as it was planned. Raises UsageError where it was measured on another machine or
+    with other libraries, and where it is a race and none is expected, or the reverse.
 
     now:  the provenance of this machine and its libraries, as it would be recorded now
     race: whether a race is expected
@@ -179,9 +181,10 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
             raise UsageError(f"--resume goes on with the run's own plan; leave out --{name}")
     journal = Journal(Path(request.resume or ""))
     record = journal.run()
-    if race != (record.race is not None):
-        kind, name = ("run", "run") if race else ("race", "tune")
-        going_on = command(name, "--resume", journal.folder)
+    is_race = record.race is not None
+    if is_race != race:
+        kind = "race" if is_race else "run"
+        going_on = command("tune" if is_race else "run", "--resume", journal.folder)
         raise UsageError(f"{journal.folder} is a {kind}; to go on with it: {going_on}")
     if request.op not in (None, record.op):
         raise UsageError(f"{journal.folder} is a run of {record.op}, not {request.op}")
@@ -196,13 +199,16 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
     return journal, RunPlan.of(record, request)
 
 
+BROKEN = {"crashed", "timeout", "error"}
+"""The statuses of cells that broke: measured again, they may give a time."""
+
+
 def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
     """The records of each finished case by its key. retry: whether cases with a cell that broke count as
     unfinished, because they are measured again"""
+
+    def broke(records: Iterable[Record]) -> bool:
+        return any(isinstance(record, Cell) and record.status in BROKEN for record in records)
+
     finished = journal.finished()
-    if retry:
-        for key, records in list(finished.items()):
-            statuses = {record.status for record in records if isinstance(record, Cell)}
-            if statuses & {"crashed", "timeout", "error"}:
-                del finished[key]
-    return finished
+    return {key: records for key, records in finished.items() if not (retry and broke(records))}

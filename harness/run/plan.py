@@ -71,7 +71,7 @@ class RunPlan:
     budget_s: float  # seconds of measuring for all cases together
     per_case_s: float  # the least seconds of measuring that a case should get
     disturbed: Disturbed = "prefer"
-    retry: bool = False  # whether cases with cells that broke are measured again
+    retry: bool = False  # whether cases with cells that broke (folder.BROKEN) are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
     configs_of: ConfigsOf = own_choice  # chooses the configurations with which an implementation is measured
     make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure  # or `halving`, in a race

@@ -27,7 +27,7 @@ from harness.plan.memory import Memory, rotation
 from harness.plan.settings import Setting, parse_setting
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
-from harness.run.folder import tell_of_own_choices
+from harness.run.folder import note_useless_folders
 from harness.run.plan import Request
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
@@ -175,7 +175,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     entry = entry_of(implementation, case, platform, launch, setting, _config(implementation, config))
     if not entry.alive:
         return Checked(case, entry)
-    tell_of_own_choices([setting.variables], say)
+    note_useless_folders([setting.variables], say)
     if save is not None:
         with explained(f"cannot write {save}"):
             Path(save).mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,7 @@ MIN_BLOCKS = 6  # the results are first looked at after so many blocks: with few
 
 LOOK_WIDENING = 1.2
 """From MIN_BLOCKS blocks on, looks at the results decide the number of blocks. So the interval is wider by
-this factor (results/statistics/README.md: without it 7 % of verdicts were false where preparations
-differ)."""
+this factor (results/statistics/README.md: else 7 % of verdicts were false where preparations differ)."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:
 
 
 def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """The half width of Student's interval for the mean of independent values; infinite for fewer than
-    two."""
+    """The half width of Student's interval for the mean of independent values; infinite for one or none."""
     if len(values) < 2:
         return math.inf
     return students_t(len(values) - 1, confidence) * (statistics.stdev(values) / math.sqrt(len(values)))
@@ -148,8 +146,7 @@ def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 @functools.cache
 def students_t(degrees: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t: how many standard errors an interval of that confidence reaches
-    to either side."""
+    """Student's two-sided t: how many standard errors an interval of that confidence reaches to each side."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -114,8 +114,8 @@ def stopping_reason(
     half_width: float,
     margin: float = MARGIN,
 ) -> str:
-    """Why no more rounds are needed; empty if they are. `tight`: all intervals have at most this half width;
-    `clear`: each interval has, or its verdict is not `unclear`; or there is nothing to compare. Arguments as
+    """Why no more rounds are needed; empty if they are. `tight`: each interval has at most this half width.
+    `clear`: the verdict of each wider interval is not `unclear`, or there is nothing to compare. Arguments as
     for `joint_verdicts`.
 
     Repeated looks must not raise the share of errors. So a verdict before the end counts only if it is

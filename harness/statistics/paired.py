@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.statistics.intervals import CONFIDENCE, interval
+from harness.statistics.intervals import CONFIDENCE, Interval, interval
 
 MARGIN = 0.005  # a smaller difference than this counts as none
 
@@ -57,11 +57,14 @@ def compare(
             logs.append((group, math.log(time_b / time_a)))
     if not logs:
         return Comparison(math.nan, 0.0, math.inf, "unclear")
-    over_blocks = interval(logs, confidence)
-    low = exponential(over_blocks.low)
-    high = exponential(over_blocks.high)
-    about_a = verdict(low, high, noise=floor, margin=margin)
-    return Comparison(exponential(over_blocks.mean), low, high, about_a)
+    return comparison_of(interval(logs, confidence), noise=floor, margin=margin)
+
+
+def comparison_of(logarithm: Interval, *, noise: float, margin: float) -> Comparison:
+    """The comparison of which the logarithm of the ratio has this interval, with its verdict."""
+    low = exponential(logarithm.low)
+    high = exponential(logarithm.high)
+    return Comparison(exponential(logarithm.mean), low, high, verdict(low, high, noise=noise, margin=margin))
 
 
 def exponential(log: float) -> float:
@@ -101,8 +104,7 @@ def _is_time(seconds: float | None) -> bool:
 
 
 def measured(value: float, low: float | None, high: float | None) -> Comparison:
-    """A measured value with its interval, for the functions below. None: that end of the interval is
-    unknown."""
+    """A measured value with its interval, for the functions below. None: that end of it is unknown."""
     return Comparison(value, low or 0.0, high or math.inf, "unclear")
 
 

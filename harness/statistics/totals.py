@@ -35,7 +35,8 @@ def total_ratio(
     times_a = []  # w_i a_i
     times_b = []  # w_i b_i
     for weight, a, b in cases:
-        time_a = (weight or TINY) * math.exp(_log_ratio(b=a, q=1.0, a=a, p=0.0).mean)
+        logs_a = [(block, math.log(seconds)) for (block, _), seconds in sorted(a.items())]
+        time_a = (weight or TINY) * math.exp(interval(logs_a).mean)
         times_a.append(time_a)
         times_b.append(time_a * math.exp(_log_ratio(b, 1.0, a, 1.0).mean))
     total_a = sum(times_a)

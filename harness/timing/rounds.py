@@ -19,8 +19,7 @@ Sampler = Callable[[], float]  # takes one timed sample of an entry and returns 
 
 Disturbed = Literal["prefer", "keep", "refuse"]
 """Whether rounds count that other work on the machine disturbed. prefer: only quiet rounds count if there are
-enough of them, otherwise all; keep: all count; refuse: disturbed ones do not count, and there is no result
-where most are disturbed."""
+enough of them, otherwise all; keep: all count; refuse: only quiet ones do, with no result if most are not."""
 
 MAX_DISTURBED = 0.5  # a machine counts as never quiet where a larger share of its rounds was disturbed
 ENOUGH_ROUNDS = 30  # from this number of rounds on, a machine that is never quiet ends measuring
@@ -37,7 +36,7 @@ class Policy:
 
     blocks: int = 14
     """The most blocks; everything is prepared anew before each. Tight or clear results end measuring after
-    MIN_BLOCKS blocks at the soonest, and never if `blocks` is no more than that."""
+    MIN_BLOCKS blocks at the soonest. If `blocks` is no more than that, all are made."""
     first_rounds: int = 5  # rounds in each of the opening blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005  # an interval as narrow as this is tight; 0: blocks or budget end measuring
@@ -153,11 +152,13 @@ class Rounds:
         """Whether so many rounds were left out that further ones are not worth their time."""
         return mostly_disturbed(len(self.left_out), len(self.made))
 
-    def choose(self, blocks: int) -> bool:
+    def prefer_quiet(self, blocks: int) -> bool:
         """Decides which rounds count: only quiet ones, if at least half of all rounds are quiet, if these lie
         in at least `blocks` blocks (or in every block so far), and if each entry has a time in them; else all
-        rounds. The times play no part: leaving rounds out by their outcome would bias the rest. Returns
-        whether further blocks may bring the quiet rounds that are missing."""
+        rounds. The times play no part: leaving rounds out by their outcome would bias the rest.
+
+        Returns whether all rounds count only until further blocks have brought enough quiet ones.
+        """
         quiet = [r for r in self.made if not r.disturbed]
         quiet_blocks = {r.block for r in quiet}
         all_blocks = {r.block for r in self.made}
@@ -167,7 +168,7 @@ class Rounds:
         self.made = [
             replace(r, use="left out" if r.disturbed and only_quiet else "counts") for r in self.made
         ]
-        return not only_quiet and not self.never_quiet
+        return not (only_quiet or self.never_quiet)
 
 
 def _entries_with_times(rounds: Iterable[Round]) -> set[str]:
@@ -186,7 +187,7 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
     after each (`stopping_reason`).
 
     A disturbed round is made again, up to TRIES times the wanted rounds. Where most rounds were disturbed,
-    `prefer` counts all of them (`Rounds.choose`) and makes none again, because further blocks tell more;
+    `prefer` counts all of them (`prefer_quiet`) and makes none again, because further blocks tell more;
     `refuse` counts no disturbed one and stops, and there is no result.
     """
     import scipy.special  # noqa: F401 - a look needs it, and it must not be loaded between samples
@@ -194,29 +195,29 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
     policy = policy or Policy()
     rounds = Rounds()
     generator = random.Random(policy.seed)
-    round_s = 0.0  # seconds that another round in the last block would have taken
-    preparing_s = 0.0  # seconds that preparing for the last block took
+    round_s = 0.0  # the seconds that one more round of the last block would have taken
+    preparing_s = 0.0  # the seconds that preparing for the last block took
     for block in range(policy.blocks):
         lasting = rounds.lasting(entries)
         if not lasting:
             break
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
-        # A later block is worth its preparation if there is time for as many rounds as an opening block had,
-        # and for as long as the preparation takes.
-        worth_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
-        longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)  # of a round so far
-        if rounds.made and remaining_s < max(longest_s, worth_s):
+        # A later block is worth its preparation if its rounds get at least so many seconds: as many as those
+        # of an opening block take, and as the preparation takes.
+        least_block_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
+        longest_round_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)
+        if rounds.made and remaining_s < max(longest_round_s, least_block_s):
             rounds.stopped = "budget"
             break
         started = policy.clock()
         policy.begin_block(block, lasting)
         preparing_s = policy.clock() - started
-        # The opening blocks that are left share the remaining budget, and the later blocks what is left then,
-        # as far as they are worth their preparation.
+        # The remaining budget is divided among the opening blocks that are left; after them, among as many of
+        # the later blocks as are worth their preparation.
         sharing_blocks = (policy.opening if is_opening else policy.blocks) - block
-        if worth_s:
-            sharing_blocks = min(sharing_blocks, int(remaining_s / worth_s))
+        if least_block_s:
+            sharing_blocks = min(sharing_blocks, int(remaining_s / least_block_s))
         end_s = rounds.spent_s + remaining_s / sharing_blocks
         samplers = {name: entries[name] for name in lasting}
         round_s = _make_block(block, samplers, rounds, policy, generator, end_s)
@@ -251,7 +252,7 @@ def _make_block(
     round_s = 0.0
     for index in range(TRIES * most_rounds):
         if index > 0 and rounds.spent_s + round_s > end_s:
-            rounds.stopped = "budget"
+            rounds.stopped = "budget"  # unless another reason ends measuring after this or a later block
             break
         order = list(names)
         generator.shuffle(order)
@@ -261,9 +262,10 @@ def _make_block(
         rounds.made.append(made)
         if not made.seconds:
             break
-        # Slow entries have had their sample of the block if the round counts, or may count in the end.
-        had_sample = made.use == "counts" or (index > 0 and policy.disturbed == "prefer")
-        names = _not_slow(made, policy) if had_sample else list(made.seconds)
+        # Slow entries are sampled until one of the block's rounds counts. Where disturbed rounds may count in
+        # the end (`prefer`), two are enough.
+        is_enough = made.use == "counts" or (index > 0 and policy.disturbed == "prefer")
+        names = _not_slow(made, policy) if is_enough else list(made.seconds)
         round_s = sum(made.took[name] for name in names)
         if made.use == "counts":
             counted += 1
@@ -305,7 +307,7 @@ def _not_slow(made: Round, policy: Policy) -> list[str]:
 def _reason_to_stop(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) -> str:
     """Decides which rounds count. Returns why measuring may end, as `Rounds.stopped`; empty if it may not."""
     if policy.disturbed == "prefer":
-        needs_quiet_rounds = rounds.choose(policy.opening)
+        needs_quiet_rounds = rounds.prefer_quiet(policy.opening)
         if needs_quiet_rounds:
             return ""
     elif rounds.mostly_left_out:
@@ -321,8 +323,8 @@ def _reason_to_stop(block: int, names: Sequence[str], policy: Policy, rounds: Ro
         if times and name != policy.rerun:
             typical[name] = statistics.median(times)
     # Measuring does not go on for the sake of slow entries, which are rarely sampled.
-    slowest = policy.slow * min(typical.values(), default=math.nan)
-    contenders = [name for name, seconds in typical.items() if seconds <= slowest]
+    most_s = policy.slow * min(typical.values(), default=math.nan)
+    contenders = [name for name, seconds in typical.items() if seconds <= most_s]
     return stopping_reason(
         series,
         rounds.blocks,

@@ -59,12 +59,12 @@ def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
         if baseline in measured.dropped:
             return replace(measured, beaten=beaten, stopped="no entries")
         block_rounds = min(2 * block_rounds, policy.max_rounds)
-        room = 0.0  # how many rivals may stay, even if these are more than the better half
-        if block_rounds > elimination.max_rounds:  # More rounds may tell as many apart as there is time for.
+        room = 0.0  # the next elimination has time for so many rivals; 0: it would tell no more of them apart
+        if block_rounds > elimination.max_rounds:
             samples_made = sum(len(r.seconds) for r in new.made)
-            rival_s = BLOCKS * block_rounds * new.spent_s / max(1, samples_made)
-            # The baseline takes the place of one.
-            room = _share_s(policy, measured, rivals) / rival_s - 1 if rival_s else math.inf
+            entry_s = BLOCKS * block_rounds * new.spent_s / max(1, samples_made)
+            entries = _share_s(policy, measured, rivals) / entry_s if entry_s else math.inf
+            room = entries - 1  # one of them is the baseline
         rivals, lost = _halved(measured, baseline, rivals, room)
         beaten = lost | beaten
     challengers = [*rivals, *beaten] or [baseline]  # without rivals the baseline and its rerun are measured
@@ -91,7 +91,7 @@ def _halved(
     """The rivals that stay, the best first, and for each rival that lost the words for its defeat. Dropped
     rivals are in neither.
 
-    room: how many rivals may stay; the better half may in any case
+    room: how many rivals may stay; the better half may stay in any case
     """
     blocks = [r.block for r in measured.eliminations]
     series: Series = {

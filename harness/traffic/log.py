@@ -82,7 +82,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             decoding, cached_tokens = map(int, match.groups())
             q = 1
             if length := ACCEPT_LEN.search(line):
-                q = traffic.q(f"SGLang's log has `{length[0]}`", accepted=float(length[1]))
+                q = traffic.query_tokens(f"SGLang's log has `{length[0]}`", accepted=float(length[1]))
             traffic.add(INTERVAL, decoding, q * decoding, cached_tokens)
         elif match := GEMM.search(line):
             line_counts["GEMM lines of AITER"] += 1
@@ -96,9 +96,9 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         traffic.left_out["lines of vLLM's statistics, as each step has a line"] += len(snapshots)
     elif snapshots:
         line_counts["lines of vLLM's statistics"] = len(snapshots)
-        # The log of a server that speculates may have no SpecDecoding lines: then --drafts holds.
+        # A server that speculates may log no SpecDecoding lines. Then what --drafts says is taken.
         is_silent = drafts == 0 and bool(traffic.drafts)
-        q = traffic.q("vLLM's log has acceptance rates", said=None if is_silent else drafts)
+        q = traffic.query_tokens("vLLM's log has acceptance rates", said=None if is_silent else drafts)
         for decoding, cached in snapshots:
             traffic.add(1, decoding, q * decoding, cached)
     traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
@@ -132,7 +132,7 @@ def _fmoe(text: str, traffic: Traffic) -> str:
         traffic.left_out["fused_moe shapes of AITER without block scales of FP8"] += 1
         return ""
     tokens, hidden, inter, experts, topk = map(int, re.findall(r"\d+", match[1]))
-    shared = experts % 2  # of 257 experts and 9 picks the shared expert is one
+    shared = experts % 2  # an odd number, such as 257 with topk 9, counts the shared expert, as topk does
     return (
         f"tokens={tokens} experts={experts - shared} topk={topk - shared} hidden={hidden} inter={inter} "
         f"shared={shared} routing=uniform"

@@ -123,10 +123,12 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     if traffic.drafts or run.speculation not in ("", "none"):
         evidence = f"{run.source}: speculation {run.speculation or 'not said'}"
         drafts = 0 if run.speculation == "none" else run.drafts or None
-        q = traffic.q(evidence, drafts, run.accept_length or 0.0)
+        q = traffic.query_tokens(evidence, drafts, run.accept_length or 0.0)
     kept = run.samples
-    if all((kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms)):
-        return _timed(run, q, traffic)
+    columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
+    if all(columns):
+        of_group = list(zip(*columns, strict=True))[:: traffic.dp]  # requests of one group of ranks
+        return _timed(run.client, of_group, q, traffic)
     asked, totals = run.workload, run.totals
     requests = totals.completed or asked.num_prompts or 0
     isl = asked.longest_input_len or asked.input_len or (totals.input_tokens or 0) / max(requests, 1)
@@ -141,6 +143,7 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     in_flight = round(concurrency)
     workload = Workload(round(isl), round(osl), in_flight, max(requests, in_flight), range_ratio=ratio)
     for phase in simulate(workload.on_rank(traffic.dp)):
+        # A request attends to its drafts, too: q - 1 tokens more than without them.
         drafted = phase._replace(lengths=tuple(length + q - 1 for length in phase.lengths))
         traffic.steps.append(Step(1, drafted, len(phase.lengths), len(phase.lengths) * q))
     traffic.load = {"isl": round(isl), "osl": round(osl), "concurrency": in_flight, "range_ratio": ratio}
@@ -151,12 +154,10 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     return f"{run.client}, {isl:.0f} in, {osl:.0f} out at concurrency {in_flight}, no times of requests"
 
 
-def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
+def _timed(client: str, requests: Sequence[tuple[Any, ...]], q: int, traffic: Traffic) -> str:
     """Adds a step for each prompt, and decode steps: where n requests decode at a time, each arrival of
-    tokens is 1/n of a step. Contexts rise evenly from the first token of an answer to its last."""
-    kept = run.samples
-    columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
-    requests = list(zip(*columns, strict=True))[:: traffic.dp]  # those of one group of ranks
+    tokens is 1/n of a step. Contexts rise evenly from the first token of an answer to its last. requests:
+    start in s, tokens in, tokens out, TTFT in ms, and ITLs in ms of each"""
     decodes: list[tuple[float, float, int, int]] = []  # seconds of the first and last token, isl, osl
     arrivals_s: list[float] = []
     for start_s, isl, osl, ttft_ms, itls_ms in requests:
@@ -174,17 +175,18 @@ def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
         running = bisect_left(begins_s, now_s) - bisect_left(ends_s, now_s)
         step_parts.append((now_s, 1 / max(running, 1)))
     steps = sum(part for _, part in step_parts)
+    # Of each `stride` steps the one in the middle is taken, and stands for all of them.
     stride = max(1, round(steps / MOST_STEPS))
-    passed, due = 0.0, 0.5 * stride  # in steps: a step in the middle of each stride stands for the stride
+    steps_passed, next_taken = 0.0, 0.5 * stride
     for now_s, part in step_parts:
-        passed += part
-        if passed >= due:
-            due += stride
-            # A request attends to its prompt and the tokens that it has, at least one.
+        steps_passed += part
+        if steps_passed >= next_taken:
+            next_taken += stride
+            # A request attends to its prompt, the tokens that it has, at least one, and its q - 1 drafts.
             lengths = tuple(
                 isl + max(1, round((now_s - first_s) / (last_s - first_s) * (osl - 1))) + q - 1
                 for first_s, last_s, isl, osl in decodes if first_s < now_s <= last_s
             )  # fmt: skip
             traffic.steps.append(Step(stride, Phase(1, lengths, 0), len(lengths), len(lengths) * q))
     traffic.note("each prompt is taken as one step of its own, without a cached prefix or chunks")
-    return f"{run.client}, {len(decodes)} requests with times, about {steps:.0f} decode steps"
+    return f"{client}, {len(decodes)} requests with times, about {steps:.0f} decode steps"

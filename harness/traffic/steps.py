@@ -17,9 +17,9 @@ from shapes.scheduler import Phase
 
 @dataclass(frozen=True)
 class Step:
-    """Equal steps of one rank."""
+    """Steps of one rank: a phase, which may itself have several, and how often there is such a phase."""
 
-    count: int
+    count: int  # of such phases
     phase: Phase  # its `lengths` are empty where the contexts of the requests are not known
     decoding: int = 0  # requests that decode
     tokens: int = 0  # query tokens of all of them
@@ -48,7 +48,7 @@ class Traffic:
     def note(self, text: str) -> None:
         self.notes[text] = None
 
-    def q(self, evidence: str, said: int | None = None, accepted: float = 0.0) -> int:
+    def query_tokens(self, evidence: str, said: int | None = None, accepted: float = 0.0) -> int:
         """Query tokens of a request in a step: its own and its drafts. Raises UsageError where neither the
         file nor the user says the drafts, and where the two differ.
 
@@ -145,8 +145,8 @@ def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
 
 
 def _routing_sizes(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) -> dict[str, Size]:
-    """All experts, their ranks and groups. A file has the experts of a rank alone, so they are the model's if
-    they fit it; else those of the file are taken as all."""
+    """All experts, their ranks and groups. A file has the experts of one rank alone. If they can be a rank's
+    part of the model's, the model says the rest; else they are taken as all experts, without groups."""
     local = int(sizes["experts"])
     ranks, remainder = divmod(model.n_routed_experts, local)
     is_topk = int(sizes["topk"]) == model.num_experts_per_tok
@@ -163,7 +163,7 @@ def _calls_of_steps(traffic: Traffic, deployment: Deployment) -> list[Call]:
     steps, total = traffic.steps, traffic.count()
     if not steps:
         return []
-    # Of these phases the tokens count alone, so they have a length, of 0, for each token.
+    # `reduce_tokens` takes a phase as having a token for each length, so here it has a length for each token.
     by_tokens = [
         Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
     ]

@@ -51,9 +51,9 @@ def read_trace(recorded: RecordedTrace, traffic: Traffic) -> str:
 
     # A tool may have annotated the same steps once more, so the annotations that say most are taken.
     engine = max(steps_by_engine, key=detail)
-    before = traffic.count()
+    before, (_, add_steps) = traffic.count(), READERS[engine]
     for match, count in steps_by_engine[engine]:
-        READERS[engine][1](match, count, traffic)
+        add_steps(match, count, traffic)
     found = []
     if steps_by_engine[engine]:
         found.append(f"{traffic.count() - before} steps in annotations of {engine}")
@@ -80,7 +80,7 @@ def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
         traffic.left_out["steps of the model that drafts"] += count
     elif mode in ("DECODE", *VERIFIES):
         lacks_tokens = mode in VERIFIES and "g_sq" not in sums
-        q = traffic.q(f"a trace of SGLang has {mode} steps") if lacks_tokens else 1
+        q = traffic.query_tokens(f"a trace of SGLang has {mode} steps") if lacks_tokens else 1
         traffic.add(count, batch, sums.get("g_sq", q * batch), sums.get("g_sk"))
     elif is_prefill and new:
         prefix = max(sums.get("c_sk", new) - new, 0)
@@ -95,9 +95,7 @@ def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
     lengths = [int(word) for word in (match[4] or "").split(",") if word.strip()]
     if match[1] == "prefill":
         chunks = tuple((length, 0) for length in lengths)
-        if (
-            lengths and sum(lengths) != tokens
-        ):  # prompts with prefixes, whose new tokens are known in sum alone
+        if lengths and sum(lengths) != tokens:  # of prompts with prefixes only the sum of new tokens is known
             chunks = even_chunks(batch, tokens, max(sum(lengths) - tokens, 0))
         traffic.add(count, chunks=chunks, prompt=tokens)
     else:

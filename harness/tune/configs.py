@@ -21,7 +21,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_all
 from harness.compile.launches import KernelLaunch, launches_of, narrowed
-from harness.compile.survey import able, violations
+from harness.compile.survey import require_compiler, violations
 from harness.errors import NothingRan, one_line
 from harness.plan.entry import Configs, ConfigSearch
 from harness.workers.child import BENCH
@@ -43,23 +43,22 @@ NOT_KEPT = "left out by --keep"
 def raced_configs(
     implementation: Implementation, case: Case, target: Target, keep: int, tables: Mapping[str, EngineTable]
 ) -> Configs:
-    """The configurations of an implementation that are raced in a case, and how they were found. An engine's
-    baseline is None: the engine is told nothing. keep: at most so many are raced, the baseline aside;
-    tables: for an engine's row: what the engine reads, by the key of each case"""
+    """The configurations of an implementation that are raced in a case, and how they were found. The baseline
+    of an engine's row is None among them, as the engine takes that by itself. keep: at most so many are
+    raced, the baseline aside; tables: for an engine's row: what the engine reads, by the key of each case"""
     assert isinstance(implementation, Tunable)
     sizes = kernels.OPS[case.op].sizes(case.sizes)
     neighbours: Sequence[DataclassInstance]
     files: dict[str, dict[str, dict[str, Any]]] = {}
     if isinstance(implementation, EngineTuned):
         table = tables[case.key]
-        baseline, origin, first = dict(table.entry), table.origin, None
+        baseline, origin = dict(table.entry), table.origin
         neighbours = near_entries(table, implementation.tables.m_of(sizes))
         for name, entries in table.files.items():
             files[name] = {str(m): dict(entry) for m, entry in entries.items()}
     else:
         choice = implementation.choose(target, sizes)
-        first = baseline = values(choice.config)
-        origin = choice.origin
+        baseline, origin = values(choice.config), choice.origin
         neighbours = [stored.config for stored in implementation.stored(target, sizes)]
     shuffled = list(implementation.configurations(target, sizes))
     random.Random(case.key).shuffle(shuffled)
@@ -72,6 +71,7 @@ def raced_configs(
     search = ConfigSearch(
         baseline, origin, considered=1 + len(others), pruned=dict(pruned), raced=1 + len(raced), tables=files
     )
+    first = None if isinstance(implementation, EngineTuned) else baseline
     return [first, *map(values, raced)], search
 
 
@@ -88,7 +88,7 @@ def _fitting(
     architecture = architectures().get(target.arch)
     if architecture is None or not isinstance(implementation, SuiteTriton):
         return configs[:keep], refused
-    able([architecture])
+    require_compiler([architecture])
     architecture = replace(architecture, units=target.units)
     op = kernels.OPS[implementation.op]
     operands = narrowed(op, implementation, sizes)
@@ -119,8 +119,8 @@ def _fitting(
 
 
 def near_entries(table: EngineTable, m: int) -> list[EngineConfig]:
-    """What the engine takes at other M, each once, that of the nearest M first; without what it takes now.
-    Some have tiles that only older tuners tried. Entries with other fields than EngineConfig are left out."""
+    """The configurations that the engine takes at other M, each once, that of the nearest M first, without
+    the one that it takes at this M. Entries with other fields than EngineConfig are left out."""
     by_m = next(iter(table.files.values()))  # the files of a table have the same entries
     near: dict[EngineConfig, None] = {}
     for other_m in sorted(by_m, key=lambda other_m: abs(other_m - m)):

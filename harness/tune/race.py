@@ -37,9 +37,9 @@ from shapes.suites import suites
 KEEP = 24  # the default of --keep
 PER_CASE = "30s"  # the default of --per-case
 
-# Seconds that a case takes in addition to measuring, and that each of its configurations takes; those of an
-# engine's row are compiled only then. On an H100 cases of four to seven configurations took 12 to 21 s, on an
-# H200 cases of eleven of an engine's row 23 to 41 s (tune-* in results/h100 and results/h200).
+# Seconds that a case takes beside measuring, and that each of its configurations adds; more for an engine's
+# row, whose configurations the race itself compiles. On an H100 cases of four to seven configurations took 12
+# to 21 s, on an H200 cases of eleven of an engine's row 23 to 41 s (tune-* in results/h100 and results/h200).
 CASE_S = 12.0
 CONFIG_S = 1.0
 ENGINE_CONFIG_S = 2.0
@@ -115,9 +115,9 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
 
 
 def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunable]:
-    """The implementations of a request that have configurations and can be timed on a platform, rows of
-    engines only where --impl names them; of a race that goes on, its own. Raises UsageError where the winners
-    of an engine's row would go among the suite's own."""
+    """The implementations of a request that have configurations and can be timed on a platform. Rows of
+    engines are among them only where --impl names them. A race that is resumed has one, its own. Raises
+    UsageError where the winners of an engine's row would go among the suite's own."""
     if request.resume:
         if request.out:
             raise UsageError("--resume goes on in the race's own folder; leave out --journal")
@@ -209,9 +209,7 @@ def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform)
         raise NothingRan(f"{implementation.name} takes none of these cases: {reason}")
     shard, shards = parse_shard(request.shard)
     of_shard = [replace(case, weight=1 / len(supported)) for case in supported[shard - 1 :: shards]]
-    suite = request.suite or "all"
-    if request.case:
-        suite = "ad hoc"
+    suite = "ad hoc" if request.case else request.suite or "all"
     request = replace(request, per_case=request.per_case or PER_CASE)
     race = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
     return record_of(request, platform, suite, of_shard, [implementation.name], implementation.name, race)
@@ -279,7 +277,7 @@ class Race:
         row |= chosen or {"case": case.text, "config": None}
         search = next(r for r in records if isinstance(r, CaseDone)).search
         winner = None
-        # `against` is another configuration where the baseline failed; then nothing beat the baseline.
+        # Where the baseline failed, the choice is compared with another configuration and beat no baseline.
         if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
             winner = chosen["config"]
             faster = f"{text_of(winner)} is faster than what is used now"

@@ -22,6 +22,8 @@ from kernels.op import Implementation
 from kernels.tuning import Target, Tunable
 from shapes.case import Case
 
+Facts = Mapping[str, Any]
+
 ABOUT = "What `python -m harness tune` measured."
 OPPOSITE = {"faster": "slower", "slower": "faster"}  # if the two sides are exchanged; other verdicts stay
 
@@ -121,13 +123,7 @@ def path(folder: Path, implementation: str, target: Target) -> Path:
     return folder / folder_name(target) / f"{implementation}.json"
 
 
-def store(
-    file: Path,
-    target: Target,
-    choice: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    unless_newer: bool = False,
-) -> None:
+def store(file: Path, target: Target, choice: Facts, provenance: Facts, unless_newer: bool = False) -> None:
     """Writes a choice that was measured on a target to a file (see `path`), which is replaced at once or not
     at all. The choice replaces the one of the same case; choices of other cases stay. Raises UsageError where
     the folder cannot be written or the present file cannot be read.
@@ -164,7 +160,7 @@ def read(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read ({error}): remove it, or give another --out") from None
 
 
-def _text(content: Mapping[str, Any]) -> str:
+def _text(content: Facts) -> str:
     """JSON with one line for each entry of a list, so that diffs are readable."""
 
     def text_of_value(value: Any) -> str:
@@ -176,9 +172,7 @@ def _text(content: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(members) + "\n}\n"
 
 
-def store_winner(
-    folder: Path, tables: Mapping[str, Mapping[str, Mapping[str, Any]]], m: int, config: Mapping[str, Any]
-) -> Path:
+def store_winner(folder: Path, tables: Mapping[str, Mapping[str, Facts]], m: int, config: Facts) -> Path:
     """Writes a winner into the engine's table files, under the names that the engine looks for, and returns
     the path of the first. Raises UsageError where a file cannot be read or written.
 

@@ -63,16 +63,16 @@ def provenance(platform: Platform, threads: int) -> JsonObject:
 def worker_environment(
     extra: Mapping[str, str | None], tree: str | None = None, plugins: Collection[str] = ()
 ) -> dict[str, str]:
-    """The defaults, overridden by the user's environment with the project first on the path, and by `extra`,
-    where None removes a variable. tree: the folder of the source tree that the worker runs, by default this
-    one; plugins: the files of implementations that it imports; all workers import folders, which bring ops"""
-    environment = dict(os.environ)
-    path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(path)
+    """The environment of a worker: DEFAULTS, overridden by the user's variables, and these by `extra`, where
+    None removes a variable. tree: the folder of the source tree that the worker runs; None: this one;
+    plugins: the plug-in files that it imports, beside those that are folders: they hold ops"""
+    user = dict(os.environ)
+    path = [tree or str(ROOT), *filter(None, [user.get("PYTHONPATH")])]
+    user["PYTHONPATH"] = os.pathsep.join(path)
     # Workers run in the project's folder, the user perhaps in another one, so the paths are absolute.
     imported = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
-    environment[kernels.PLUGINS] = os.pathsep.join(imported)
-    merged = DEFAULTS | environment | home_environment() | dict(extra)
+    user[kernels.PLUGINS] = os.pathsep.join(imported)
+    merged = DEFAULTS | user | home_environment() | dict(extra)
     return {name: value for name, value in merged.items() if value is not None}
 
 

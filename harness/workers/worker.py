@@ -30,9 +30,8 @@ class Deadlines:
 
 
 class Worker:
-    """The process of the entries of one setting and runtime. It keeps the requests that lead to the present
-    stage (making operands, moving them to fresh buffers, loading live ones) and repeats them in a process
-    that replaces a dead one."""
+    """The process of the entries of one setting and runtime. The requests that lead to the present stage
+    (make operands, move them to fresh buffers, load live ones) are repeated where a process replaces it."""
 
     def __init__(
         self, entries: list[Entry], platform: Platform, threads: int, deadlines: Deadlines, log: Path
@@ -53,14 +52,15 @@ class Worker:
 
     def new_process(self) -> tuple[WorkerProcess, int]:
         """A process in the setting's environment, and its number of threads. Raises WorkerFailure."""
-        setting, first = self.entries[0].setting, self.entries[0].impl
+        setting = self.entries[0].setting
+        impl = self.entries[0].impl  # another one of its runtime needs the same environment
         environment = (
             thread_environment(self.platform, self.threads, setting.variables)
             | cache_environment(setting.name)
-            | first.environment(self.platform)
+            | impl.environment(self.platform)
             | setting.variables
         )
-        process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        process = WorkerProcess(BENCH, environment, self.log, setting.tree, [impl.plugin])
         return process, int(environment.get("OMP_NUM_THREADS") or self.threads)
 
     def start(self) -> WorkerProcess:
@@ -114,11 +114,10 @@ class Worker:
         self._stage(self.restore, "load", seeds=seeds, set_index=set_index)
 
     def _stage(self, before: list[Request], request: str, **arguments: Any) -> Any:
-        """Makes a request that begins a new stage. From then on a process that replaces a dead one repeats
-        the requests `before` and this one."""
-        self.restore = before  # the stage that a process started now has to reach first
+        """Makes a request that begins a new stage, in which the requests `before` still hold."""
+        self.restore = before  # what a process that is started now repeats, before it gets this request
         process = self.living_process()
-        self.restore = [*before, (request, arguments)]
+        self.restore = [*before, (request, arguments)]  # what a process that is started later repeats
         return self._apply(process, request, arguments)
 
     def _apply(self, process: WorkerProcess, request: str, arguments: dict[str, Any]) -> Any:
@@ -130,9 +129,9 @@ class Worker:
         """Prepares an entry on the present operands, unless it is prepared already."""
         process = self.living_process()
         if entry.name not in self.prepared:
-            impl, makes_calls = entry.impl, not entry.interpreted  # the interpreter is slow
-            identity = {"entry": entry.name, "impl": impl.name, "plugin": bool(impl.plugin)}
-            options = {"launch": entry.launch, "config": entry.config, "call": makes_calls}
+            identity = {"entry": entry.name, "impl": entry.impl.name, "plugin": bool(entry.impl.plugin)}
+            calls = {"call": not entry.interpreted}  # the interpreter is slow
+            options = {"launch": entry.launch, "config": entry.config} | calls
             answer = process.ask("prepare", self.deadlines.prepare, **identity, **options)
             entry.setup_s = max(entry.setup_s, answer["seconds"])
             entry.synchronises = answer["synchronises"]

@@ -83,7 +83,7 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def facts(engine: str) -> dict[str, Any]:
-    """What the file of an engine says."""
+    """What the file of an engine says. `triton` is the version that the release on PyPI installs."""
     return read_toml(DATA / f"{engine}.toml")
 
 
@@ -96,11 +96,6 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
         fields = {**entry, "archs": tuple(entry["archs"]), "when": tuple(entry.get("when", ()))}
         entries.append(EngineDefault(engine=engine, version=data["version"], **fields))
     return tuple(entries)
-
-
-def triton(engine: str) -> str:
-    """The version of Triton that an engine's release on PyPI installs, through the torch that it requires."""
-    return str(facts(engine)["triton"])
 
 
 def archs(engine: str) -> list[str]:
@@ -132,8 +127,8 @@ def default(
 def choices(
     op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> dict[str, EngineDefault]:
-    """What each engine runs for a case, by engine, where that is known: for no engine where the op or a size
-    is unknown here, as those of a plug-in may be. sizes: of a case or record; given: as in `default`"""
+    """By engine, what it runs for a case; engines of which that is unknown are left out. All are where the op
+    or a size is unknown here, as a plug-in's may be. sizes: of a case or record; given: as in `default`"""
     try:
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):

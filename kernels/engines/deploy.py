@@ -73,7 +73,7 @@ def deployed(
     split = Deployment(model, Parallel(attention_tp, dp, ep), dense_tp=tp, shared_tp=tp, kv=kv)
     vllm_by_aiter = given.get("VLLM_ROCM_USE_AITER") == "1" and given.get("VLLM_ROCM_USE_AITER_MOE") != "0"
     by_aiter = arch.startswith("gfx") and (engine == "sglang" or vllm_by_aiter)
-    width = 0 if "fused_moe" in model.unheld else expert_columns(model, split.parallel)
+    width = 0 if "fused_moe" in model.inapplicable else expert_columns(model, split.parallel)
     if width % PADDED and not by_aiter:  # AITER pads such experts
         reaction = "makes its blocks of scales smaller, unlike any op here"
         if engine == "sglang":
@@ -103,10 +103,10 @@ def _fuses(arch: str, split: Deployment, given: Settings) -> bool:
     return choice is not None and choice.row != ""
 
 
-def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
-    """How many columns `topk_ids` has when an engine calls AITER's fused_moe, and whether it passes an expert
-    mask. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused expert of other
-    ranks, SGLang (token_dispatcher/standard.py) does not."""
+def topk_columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
+    """Of an engine's calls of AITER's fused_moe: how many columns `topk_ids` has, and whether there is an
+    expert mask. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused expert of
+    other ranks, SGLang (token_dispatcher/standard.py) does not."""
     count = deployment.model.num_experts_per_tok + deployment.shared
     masked = deployment.parallel.ep > 1
     if engine == "vllm" and masked and deployment.shared > 0:

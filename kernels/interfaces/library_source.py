@@ -11,12 +11,12 @@ import ast
 import contextlib
 import functools
 import importlib.util
-import inspect
 import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import Signature
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,9 @@ FIELDS = {"dataclass", "NamedTuple", "BaseModel", "Struct"}
 UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, SyntaxError, ValueError)
 """What reading a damaged file, a template or another version's Python raises."""
 
+Seen = tuple[str, ...]
+"""The places that were followed already, so that circular imports end."""
+
 CPP = (".cpp", ".cc", ".cu", ".hpp", ".h")
 
 
@@ -43,7 +46,7 @@ class NotThere(LookupError):
 class SignatureSource(Protocol):
     """Knows a library's signatures."""
 
-    def signature(self, place: str) -> inspect.Signature | None:
+    def signature(self, place: str) -> Signature | None:
         """The signature at a dotted place, without `self`. None if unknown. Raises NotThere."""
 
 
@@ -112,7 +115,7 @@ class LibrarySource:
         module = self._module(name)
         return module.exists and not module.is_bare_folder
 
-    def signature(self, place: str) -> inspect.Signature | None:
+    def signature(self, place: str) -> Signature | None:
         names = place.split(".")
         is_unbuilt = names[-2].endswith("_C") and not self._module(".".join(names[:-1])).exists
         if is_unbuilt and (schema := self._schema(names[0], names[-1])):
@@ -124,10 +127,9 @@ class LibrarySource:
         raise NotThere(f"no module {'.'.join(names[:-1])}")
 
     # The methods below follow `names`, of which each is a member of the one before, from a module on. They
-    # return the signature of the last one, or None where the source does not tell, and raise NotThere. `seen`
-    # holds the places that were followed already, so that circular imports end.
+    # return the signature of the last one, or None where the source does not tell, and raise NotThere.
 
-    def _in_module(self, module: Module, names: list[str], seen: tuple[str, ...]) -> inspect.Signature | None:
+    def _in_module(self, module: Module, names: list[str], seen: Seen) -> Signature | None:
         """The signature of what the module has by these names."""
         place = f"{module.name}.{names[0]}"
         if place in seen:
@@ -135,12 +137,12 @@ class LibrarySource:
         if module.tree is None and not module.is_bare_folder:
             return self._schema(module.name, names[-1])
         seen = (*seen, place)
-        signatures_found: list[inspect.Signature | None] = []
+        signatures_found: list[Signature | None] = []
         not_there = NotThere(f"no {place}" if module.is_bare_folder else f"{module.name} has no {names[0]}")
         definitions = _definitions(module.tree, names[0]) if module.tree else []
         for definition in definitions:
             try:
-                signatures_found.append(self._of(definition, module, names, seen))
+                signatures_found.append(self._of_definition(definition, module, names, seen))
             except NotThere as error:
                 not_there = error
         if signatures_found:
@@ -150,55 +152,57 @@ class LibrarySource:
             return self._in_module(inner, names[1:], seen) if names[1:] else None
         if module.tree is None or definitions:
             raise not_there
-        tells_all = not module.is_stub  # a stub may leave out what is compiled
+        return self._not_bound(module.tree, module, names, seen)
+
+    def _not_bound(self, tree: ast.Module, module: Module, names: list[str], seen: Seen) -> Signature | None:
+        """The signature of a name that no statement of the module binds: it has the name by an import of all
+        names of another module, or makes it (see `_may_make`)."""
+        may_have = module.is_stub  # a stub may leave out what is compiled
         for target in self._stars(module, names[0]):
             with contextlib.suppress(NotThere):
                 if signature := self._in_module(target, names, seen):
                     return signature
-                tells_all = False
-        if _may_make(module.tree, names[0]):
-            return self._in_table(module.tree, module, names, seen)
-        if tells_all:
-            raise not_there
+                may_have = True
+        if _may_make(tree, names[0]):
+            return self._in_table(tree, module, names, seen)
+        if not may_have:
+            raise NotThere(f"{module.name} has no {names[0]}")
         return None
 
-    def _in_table(
-        self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
-    ) -> inspect.Signature | None:
-        """The signature of a name that the module makes when it is imported or asked for the name. A dict in
-        its source may say where: {name: "module"}, {name: "module:name"} or {name: ("module", "name")}."""
+    def _in_table(self, tree: ast.Module, module: Module, names: list[str], seen: Seen) -> Signature | None:
+        """The signature of a name that the module makes. A dict in its source may say where the name is:
+        {name: "module:other name"} or {name: ("module", "other name")}. By {name: "module"} it is in that
+        module, or it is that module if `names` has members of it."""
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):
                     continue
                 texts = [text for text in map(_text, _parts(value)) if text]
-                target, *original = ":".join(texts).split(":")
+                target, *other_name = ":".join(texts).split(":")
+                names_there = [*other_name[:1], *names[1:]] or names
                 for place in (f"{module.name}.{target.lstrip('.')}", target):
                     if self._module(place).exists:
                         with contextlib.suppress(NotThere):
-                            names_there = [*original[:1], *names[1:]]
-                            return self._in_module(self._module(place), names_there or names, seen)
+                            return self._in_module(self._module(place), names_there, seen)
         return None
 
-    def _of(
-        self, definition: ast.AST, module: Module, names: list[str], seen: tuple[str, ...]
-    ) -> inspect.Signature | None:
+    def _of_definition(self, node: ast.AST, module: Module, names: list[str], seen: Seen) -> Signature | None:
         """The signature by a statement that binds the first name."""
         members = names[1:]
-        if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
-            return signatures.of_arguments(definition.args)
-        if isinstance(definition, ast.ClassDef):
-            return self._in_class(definition, module, members, seen)
-        if isinstance(definition, ast.ImportFrom):
-            target = self._module(module.absolute(definition))
-            original = next(a.name for a in definition.names if (a.asname or a.name) == names[0])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return signatures.of_arguments(node.args)
+        if isinstance(node, ast.ClassDef):
+            return self._in_class(node, module, members, seen)
+        if isinstance(node, ast.ImportFrom):
+            target = self._module(module.absolute(node))
+            original = next(a.name for a in node.names if (a.asname or a.name) == names[0])
             inner = self._module(f"{target.name}.{original}")
             if target.name == module.name and inner.exists:  # `from . import inner`
                 return self._in_module(inner, members, seen) if members else None
             if target.exists:
                 return self._in_module(target, [original, *members], seen)
             return self._schema(module.name, members[-1] if members else original)
-        value = definition.value if isinstance(definition, ast.Assign | ast.AnnAssign) else None
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if isinstance(value, ast.Name):
             with contextlib.suppress(NotThere):  # a builtin, or an object that is made when it is imported
                 return self._in_module(module, [value.id, *members], seen)
@@ -207,11 +211,11 @@ class LibrarySource:
         return None
 
     def _in_class(
-        self, definition: ast.ClassDef, module: Module, members: list[str], seen: tuple[str, ...]
-    ) -> inspect.Signature | None:
+        self, cls: ast.ClassDef, module: Module, members: list[str], seen: Seen
+    ) -> Signature | None:
         """The signature of a class when it is called; of one of its methods, if there is a member."""
         method_name = members[0] if members else "__init__"
-        methods = _definitions(definition, method_name)
+        methods = _definitions(cls, method_name)
         if methods:
             method = methods[0]
             if not isinstance(method, ast.FunctionDef):
@@ -220,15 +224,13 @@ class LibrarySource:
             signature = signatures.of_arguments(method.args)
             without_self = list(signature.parameters.values())[1:]
             return signature if is_static else signature.replace(parameters=without_self)
-        bases = [
-            base for base in definition.bases if _last_name(base) not in ("object", "Generic", "Protocol")
-        ]
-        makers = [node for node in [*definition.decorator_list, *bases] if _last_name(node) in FIELDS]
+        bases = [base for base in cls.bases if _last_name(base) not in ("object", "Generic", "Protocol")]
+        makers = [node for node in [*cls.decorator_list, *bases] if _last_name(node) in FIELDS]
         if not members and makers:
             if any(base not in makers for base in bases):  # the class may inherit fields
                 return None
             text = ast.unparse(makers[0])
-            return signatures.of_fields(definition.body, "kw_only=True" in text or text.endswith("BaseModel"))
+            return signatures.of_fields(cls.body, "kw_only=True" in text or text.endswith("BaseModel"))
         if bases:
             with contextlib.suppress(NotThere):  # a base of another library
                 if isinstance(bases[0], ast.Name):
@@ -236,7 +238,7 @@ class LibrarySource:
             return None
         may_be_added = module.tree is not None and {"setattr", method_name} <= _words(module.tree)
         if members and not may_be_added and not module.is_stub:
-            raise NotThere(f"{module.name}.{definition.name} has no {method_name}")
+            raise NotThere(f"{module.name}.{cls.name} has no {method_name}")
         return None
 
     def _stars(self, module: Module, name: str) -> Iterator[Module]:
@@ -254,7 +256,7 @@ class LibrarySource:
         path = name.replace(".", "/")
         folder, _, last_part = path.rpartition("/")
         source, is_folder, is_compiled = None, False, False
-        for root in self._homes(_top(name)):
+        for root in self._homes(name.partition(".")[0]):
             for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
                 if source is None and (root / file).is_file():
                     source = root / file
@@ -280,14 +282,14 @@ class LibrarySource:
         files = _inside(root / folder if folder else root)
         return {file.name.partition(".")[0] for file in files if file.name.endswith(".so")}
 
-    def _schema(self, module: str, name: str) -> inspect.Signature | None:
+    def _schema(self, module: str, name: str) -> Signature | None:
         """The signature of one of torch's operators, by the compiled files of the module's package."""
-        return self._schemas(_top(module)).get(name)
+        return self._schemas(module.partition(".")[0]).get(name)
 
     @functools.cache  # noqa: B019
-    def _schemas(self, package: str) -> dict[str, inspect.Signature]:
+    def _schemas(self, package: str) -> dict[str, Signature]:
         """The first signature of each name in a package's compiled files and the C++ sources beside it."""
-        by_name: dict[str, inspect.Signature] = {}
+        by_name: dict[str, Signature] = {}
         for home in self._homes(package):
             for file in _all_files(home / package):
                 if file.name.endswith(".so"):
@@ -302,10 +304,6 @@ class LibrarySource:
         return by_name
 
 
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def _parsed(file: Folder) -> ast.Module | None:
     """The parsed source; None where it cannot be read."""
     with contextlib.suppress(*UNREADABLE), warnings.catch_warnings():
@@ -314,7 +312,7 @@ def _parsed(file: Folder) -> ast.Module | None:
     return None
 
 
-def _common(of_definitions: list[inspect.Signature | None]) -> inspect.Signature | None:
+def _common(of_definitions: list[Signature | None]) -> Signature | None:
     """The signature that all definitions of a name have. Those that do not tell (None) or take anything are
     left out, unless all are such. None where they differ, as it is not known which branch runs."""
     known = [signature for signature in of_definitions if signature]
@@ -389,7 +387,7 @@ def _last_name(node: ast.expr) -> str:
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
     """Whether `from module import *` may import the name, if the module has it. A name that the source has as
-    a text may be in `__all__`. Any other public name is imported if `__all__` is no list that is complete."""
+    a text may be in `__all__`. Another public name is imported, unless all of `__all__` is one list."""
     if tree is not None and name in _words(tree):
         return True
     if name.startswith("_"):
@@ -407,17 +405,15 @@ def _may_make(tree: ast.Module, name: str) -> bool:
     `__getattr__` that never raises, or if it copies all names of another module into `globals()`. It may make
     a name that it has as a text with any `__getattr__`, or if it uses `globals()`."""
     words = _words(tree)
-    getattrs = [s for s in _statements(tree) if _binds(s, "__getattr__")]
     uses_globals = "globals" in words
-    if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in getattrs):
-        return True
+    getattrs = [s for s in _statements(tree) if _binds(s, "__getattr__")]
+    for function in getattrs:
+        raises = any(isinstance(node, ast.Raise) for node in ast.walk(function))
+        if isinstance(function, ast.FunctionDef) and not raises:
+            return True
     if uses_globals and not words.isdisjoint({"getattr", "dir"}):
         return True
     return name in words and (uses_globals or len(getattrs) > 0)
-
-
-def _raises(function: ast.FunctionDef) -> bool:
-    return any(isinstance(node, ast.Raise) for node in ast.walk(function))
 
 
 @functools.cache

@@ -188,7 +188,7 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
 
 MISTAKES: tuple[Mistake, ...] = (
     *ATTENTION.mistakes(OWN_MISTAKES),
-    Mistake("rows shifted by one", ATTENTION.output(lambda out: out.roll(1, 0))),
+    Mistake("rows shifted by one", ATTENTION.changed_output(lambda out: out.roll(1, 0))),
     Mistake("stored past the end of a sequence", stored_past_the_end),
     *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
 )

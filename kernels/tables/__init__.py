@@ -16,6 +16,10 @@ RULES_TOML: Mapping[str, Any] = read_toml(Path(__file__).with_name("rules.toml")
 """What rules.toml has, by section."""
 
 
+def files_text(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
 @dataclass(frozen=True)
 class Entry:
     """What a table has for a shape."""

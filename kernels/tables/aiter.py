@@ -71,9 +71,9 @@ class AiterTables:
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
         ms = padded(m, n)
-        row, why = self._row(family, target, (n, k), ms, ms)
+        row = self._row(family, target, (n, k), ms)
         if row is None:
-            return Found(table.title, None, f"CK {family.default}", why)
+            return self._miss(family, target, (n, k), ms, f"CK {family.default}")
         row_m = int(row.m)
         name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
         kernel = f"{row.cell('libtype')} {name}".strip()
@@ -104,9 +104,9 @@ class AiterTables:
         shape = (hidden, inter, experts, topk)
         smaller_tiers = [tier for tier in reversed(AITER["moe_tiers"]) if tier < padded_m]
         default = self._moe_default(target, padded_m, shape)
-        row, why = self._row(MOE, target, shape, [padded_m, *smaller_tiers], [padded_m])
+        row = self._row(MOE, target, shape, [padded_m, *smaller_tiers])
         if row is None:
-            return Found(table.title, None, default, why)
+            return self._miss(MOE, target, shape, [padded_m], default)
         if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
             self._missed[MOE].add((*shape, padded_m))
             note = f"AITER_BYPASS_TUNE_CONFIG: {row.file}:{row.line} is not used"
@@ -119,23 +119,24 @@ class AiterTables:
             notes.append(f"a row of {act} is used: AITER does not compare act_type, and this row comes first")
         return self._found(table, row, key, _moe_kernel(row), tokens, notes)
 
-    def _row(
-        self, family: Family, target: Target, shape: tuple[int, ...], ms: list[int], named_ms: list[int]
-    ) -> tuple[Row | None, tuple[str, ...]]:
-        """The row that AITER finds; or None, and a reason where there are rows that seem to match.
-
-        ms: the M that are looked up, in order; named_ms: those that the reason of a miss names
-        """
+    def _row(self, family: Family, target: Target, shape: tuple[int, ...], ms: list[int]) -> Row | None:
+        """The row that AITER finds; None after a miss. ms: the M that it looks up, in order"""
         self._looked_up[family].add(shape)
         by_m = self.by_shape(family, target).get(shape, {})
         for m in ms:
             if by_m.get(m):
-                return by_m[m][0], ()
+                return by_m[m][0]
         self._missed[family].add((*shape, ms[0]))
-        why = self._why_missed(family, target, shape, named_ms)
-        return None, (why,) if why else ()
+        return None
 
-    def _why_missed(self, family: Family, target: Target, shape: tuple[int, ...], named_ms: list[int]) -> str:
+    def _miss(
+        self, family: Family, target: Target, shape: tuple[int, ...], ms: list[int], fallback: str
+    ) -> Found:
+        """The result of a look-up that found no row. ms: those that the reason names"""
+        why = self._why_missed(family, target, shape, ms)
+        return Found(self.table(family).title, None, fallback, (why,) if why else ())
+
+    def _why_missed(self, family: Family, target: Target, shape: tuple[int, ...], ms: list[int]) -> str:
         """Why no row of a shape was found; empty where there is no row that seems to match."""
         table = self.table(family)
         if table.why_aiter_raises or table.why_no_row_is_found:
@@ -143,7 +144,7 @@ class AiterTables:
         by_m = self.by_shape(family, target).get(shape, {})
         if by_m:
             rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
-            return f"the shape has {rows}, none for {', '.join(map(str, named_ms))}"
+            return f"the shape has {rows}, none for {', '.join(map(str, ms))}"
         of_shape = [row for row in table.rows(target.arch) if row.shape == shape]
         usable = [row for row in of_shape if row.is_block_fp8(fp8_of(target.arch))]
         if other_units := {f"{row.units:g}" for row in usable if row.units != target.units}:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.tables import RULES_TOML, Problem
+from kernels.tables import RULES_TOML, Problem, files_text
 from kernels.tables.files import Files, TableError
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ class Table:
         names = self._setting.split(os.pathsep) if self._setting else in_package
         self._merged = len(names) > 1
         read = [file for file in map(self._read, names) if file]
-        count = "1 file" if len(read) == 1 else f"{len(read)} files"
-        self.title = f"{family.name} ({count})"
+        self.title = f"{family.name} ({files_text(len(read))})"
         """The name of the table and how many files it has, for people."""
         if self._setting:
             text = f"replaces the {len(in_package)} files of the package by {self._setting}"
@@ -276,7 +275,7 @@ class Table:
                 return
 
     def _losers(self, rows: Sequence[Row]) -> set[Row]:
-        """The rows that lose to a faster row with the same key. They are problems for which AITER raises."""
+        """The rows that lose to a faster row with the same key. For each file of these it adds an error."""
         is_moe = self.family is MOE
         if is_moe and not (self._merged and self._files.has(self.family.untuned)):
             return set()  # AITER warns and keeps the first
@@ -289,19 +288,16 @@ class Table:
         for row in rows:
             tag = row.cells.get("_tag", "0") if is_moe else ""
             key = (row.numbers, row.texts, row.gfx if self.has_gfx else "", tag)
-            rival = fastest.setdefault(key, row)
-            is_copy = not self._merged and row.cells == rival.cells  # AITER drops it if it merges nothing
-            if rival is row or is_copy:
+            fastest_so_far = fastest.setdefault(key, row)
+            # Where AITER merges nothing, it drops a row that is a copy of another.
+            is_copy = not self._merged and row.cells == fastest_so_far.cells
+            if fastest_so_far is row or is_copy:
                 continue
-            fastest[key], loser = sorted((rival, row), key=_us)
+            rivals = (fastest_so_far, row)
+            fastest[key], loser = sorted(rivals, key=lambda row: math.inf if row.us is None else row.us)
             losers.add(loser)
             lines[row.file].append(row.line)
         for file, numbers in lines.items():
             text = f"{rows_here(len(numbers))} with a key that another row has: {effect}"
             self._add_error(file, numbers[0], text)
         return losers
-
-
-def _us(row: Row) -> float:
-    """The row's time; infinite where it has none."""
-    return math.inf if row.us is None else row.us

@@ -66,7 +66,7 @@ class TritonTables:
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T. Buckets of the shape's own file but `any` are hits."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. Hits are buckets of the shape's own file, except `any`."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         place = self._place(target, name)
         ending = f"-N={n}-K={k}.json"
@@ -128,12 +128,12 @@ class TritonTables:
                 if shaped and stem == used:
                     found += self._without_large_m(shaped)
                 elif shaped:
-                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
+                    text = f"{_subject(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
             of_kernel = self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
             asked = [file for file in of_kernel if file.endswith((*endings, f"-{name}.json"))]
             if misnamed := [file for file in asked if not file.rpartition("/")[2].startswith("gfx")]:
-                text = f"{_files(misnamed)} never read: the name must begin with {target.arch}-"
+                text = f"{_subject(misnamed)} never read: the name must begin with {target.arch}-"
                 found.append(Problem(misnamed[0], 0, text))
         return [*self._problems, *found]
 
@@ -149,7 +149,8 @@ class TritonTables:
                 yield Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there")
 
 
-def _files(names: list[str]) -> str:
+def _subject(names: list[str]) -> str:
+    """The beginning of a sentence about these files."""
     return "this file is" if len(names) == 1 else f"{len(names)} files, the first here, are"
 
 

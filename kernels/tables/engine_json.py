@@ -13,12 +13,12 @@ import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernels.engine_tuning import nearest_of
-from kernels.tables import RULES_TOML, Entry, Found, Problem
+from kernels.tables import RULES_TOML, Entry, Found, Problem, files_text
 from kernels.tables.files import Files, Place, TableError, json_object, within
 from kernels.tuning import Target
 
@@ -106,8 +106,8 @@ class EngineTables:
         is_raised = tile_k < 128 and (target.kind == "rocm" or 128 % tile_k != 0)
         if self.engine == "sglang" and is_raised:
             config = {**config, "BLOCK_SIZE_K": 128}
-            notes += (f"BLOCK_SIZE_K {tile_k} of the file is raised to 128",)
-        return Found(file, table.entry(entry_m, as_text(config)), notes=notes)
+            notes.append(f"BLOCK_SIZE_K {tile_k} of the file is raised to 128")
+        return Found(file, table.entry(entry_m, as_text(config)), notes=tuple(notes))
 
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
         """Looks up a fused MoE as try_get_optimal_moe_config of the engine does.
@@ -132,32 +132,39 @@ class EngineTables:
             is_last = table is (down or up)
             if stop := self._why_stopped(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
                 return Found(table.file, None, stop)
-        entry: Entry | None = None
-        notes: tuple[str, ...] = ()
+        entry_m: int | None = None
+        notes: list[str] = []
         config = self._rules.moe_default(target.kind, tokens)
         if up and up.by_m:
-            entry = up.entry(nearest_of(up.by_m, tokens), "")
-            config = up.by_m[entry.m]
-            notes = self._notes(target, up, tokens)
+            entry_m = nearest_of(up.by_m, tokens)
+            config = up.by_m[entry_m]
+            notes += self._notes(target, up, tokens)
         elif up:
-            notes = (f"{up.file} has no entry",)
+            notes.append(f"{up.file} has no entry")
         if self.engine == "vllm" and config["BLOCK_SIZE_K"] > 128:
-            notes += (f"BLOCK_SIZE_K {config['BLOCK_SIZE_K']} of the file runs as 128",)
+            notes.append(f"BLOCK_SIZE_K {config['BLOCK_SIZE_K']} of the file runs as 128")
         kernel = as_text(config)
-        if down and down.by_m:
-            of_down = down.by_m[nearest_of(down.by_m, tokens)]
-            notes += tuple(f"down: {note}" for note in self._notes(target, down, tokens))
-            if of_down["BLOCK_SIZE_M"] != config["BLOCK_SIZE_M"]:
-                notes += (f"down: BLOCK_SIZE_M {of_down['BLOCK_SIZE_M']} of the file becomes that of up",)
-            of_down = {**of_down, "BLOCK_SIZE_M": config["BLOCK_SIZE_M"]}
+        if self.engine == "sglang" and (entry_m is not None or (down and down.by_m)):
+            of_down, notes_on_down = self._down_config(target, tokens, down, config)
             kernel = f"up {kernel}; down {as_text(of_down)}"
-        elif entry and self.engine == "sglang":
-            kernel = f"up {kernel}; down {kernel}"
-            lacking = "nothing in the _down file" if down else "no _down file"
-            notes += (f"down: {lacking}, so up's configuration",)
-        if not entry:
-            return Found(up.file if up else shown, None, kernel, notes)
-        return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
+            notes += [f"down: {note}" for note in notes_on_down]
+        if up is None or entry_m is None:
+            return Found(up.file if up else shown, None, kernel, tuple(notes))
+        return Found(up.file, up.entry(entry_m, kernel), notes=tuple(notes))
+
+    def _down_config(
+        self, target: Target, tokens: int, down: Configurations | None, of_up: Config
+    ) -> tuple[Config, list[str]]:
+        """SGLang's configuration of the down projection beside that of up, and notes on it."""
+        if down is None or not down.by_m:
+            lacking = "no _down file" if down is None else "nothing in the _down file"
+            return of_up, [f"{lacking}, so up's configuration"]
+        config = down.by_m[nearest_of(down.by_m, tokens)]
+        notes = self._notes(target, down, tokens)
+        m_of_tile = of_up["BLOCK_SIZE_M"]
+        if config["BLOCK_SIZE_M"] != m_of_tile:
+            notes.append(f"BLOCK_SIZE_M {config['BLOCK_SIZE_M']} of the file becomes that of up")
+        return {**config, "BLOCK_SIZE_M": m_of_tile}, notes
 
     def untuned(self, target: Target) -> dict[str, str]:
         """By a file's name, the missing tables that were looked for, as the engine's tuner names them."""
@@ -175,14 +182,14 @@ class EngineTables:
         """What is wrong with files of shapes that were looked up, one problem for each kind and folder."""
         found: list[Problem] = []
         if self._asks("N="):
-            found += self._of_folder(self._rules.gemm, self._device(target))
+            found += self._folder_problems(self._rules.gemm, self._device(target))
         moe_device = self._device(target, is_moe=True)
         if self._asks("E="):
-            found += self._of_moe(moe_device)
+            found += self._moe_problems(moe_device)
         if self._own_folder is not None:
             texts: Iterable[str] = ["no kernel of this deployment looks into it"]
             if self._asks("E="):
-                texts = self._of_variable(moe_device)
+                texts = self._variable_problems(moe_device)
             found += [Problem(self._setting, 0, text) for text in texts]
         return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target)]
 
@@ -191,20 +198,20 @@ class EngineTables:
         is_ignored = start == "E=" and self._invariant
         return not is_ignored and any(name.startswith(start) for name in self._asked)
 
-    def _of_moe(self, device: str) -> Iterator[Problem]:
+    def _moe_problems(self, device: str) -> Iterator[Problem]:
         """What is wrong in the folders for MoE."""
         try:
             for folder in self._folders:
-                yield from self._of_folder(folder, device)
+                yield from self._folder_problems(folder, device)
         except TableError as error:
             stop = f"{error.reason}; sglang stops where it looks for a version"
             yield Problem(str(self._moe_root), 0, stop)
 
-    def _of_variable(self, device: str) -> Iterator[str]:
+    def _variable_problems(self, device: str) -> Iterator[str]:
         """What is wrong with the folder that the variable names."""
         if self.engine == "sglang":
             shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
-            yield f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
+            yield f"replaces the package's folder, in which {files_text(len(shipped))} of {device}"
         try:
             own_folders = [folder for folder in self._folders if isinstance(folder, Path)]
             names = [name for folder in own_folders for name in self._files.inside(folder)]
@@ -214,9 +221,9 @@ class EngineTables:
             yield "no file in it is named E=...,N=...,device_name=....json"
         of_gemm = [name for name in names if name.startswith("N=")]
         if of_gemm:
-            yield f"{_files(len(of_gemm))} N=...,K=...: these are read only in the package"
+            yield f"{files_text(len(of_gemm))} N=...,K=...: these are read only in the package"
 
-    def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
+    def _folder_problems(self, folder: Place, device: str) -> Iterator[Problem]:
         """Files of a folder that no look-up reads because of their names, and faults inside the others."""
         try:
             names = self._files.inside(folder)
@@ -235,7 +242,7 @@ class EngineTables:
             if parts["device"] == device:
                 format = parts["format"] or ""
                 if format == own_format:
-                    yield from self._of_table(self._load(within(folder, name)))
+                    yield from self._table_problems(self._load(within(folder, name)))
                 elif format.replace(" ", "") == own_format.replace(" ", ""):
                     never_read[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
             elif _model(device) and _model(parts["device"]) == _model(device):
@@ -246,9 +253,9 @@ class EngineTables:
             elif not parts["device"]:
                 never_read["without the device's name"] += 1
         for text, count in never_read.items():
-            yield Problem(str(folder), 0, f"{_files(count)} {text}")
+            yield Problem(str(folder), 0, f"{files_text(count)} {text}")
 
-    def _of_table(self, table: Configurations) -> Iterator[Problem]:
+    def _table_problems(self, table: Configurations) -> Iterator[Problem]:
         """What is wrong inside a file."""
         if table.broken:
             yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
@@ -296,7 +303,7 @@ class EngineTables:
                 folders = ", ".join(Path(place).parent.name for place in places[1:])
                 yield Problem(str(places[0]), 0, f"shadows the file of this name in {folders}")
 
-    def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
+    def _notes(self, target: Target, table: Configurations, m: int) -> list[str]:
         """What is doubtful about the entry that m rows use."""
         entry_m = nearest_of(table.by_m, m)
         notes = table.doubts
@@ -312,17 +319,17 @@ class EngineTables:
             if folder != _version_folder(target):
                 version = target.triton or "of unknown version"
                 notes.append(f"of {folder}, as there is none for Triton {version}")
-        return tuple(notes)
+        return notes
 
-    def _why_stopped(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens instead of a launch; empty where nothing fails. of_all: the size, if any, that SGLang
-        reads from every entry of the table, not only from the one that it uses"""
+    def _why_stopped(self, table: Configurations, m: int, read_from_all: str) -> str:
+        """What happens instead of a launch; empty where nothing fails. read_from_all: the size, if any, that
+        SGLang reads from every entry of the table, not only from the one that it uses"""
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
-        if self.engine == "sglang" and of_all:
+        if self.engine == "sglang" and read_from_all:
             for bad_m, reason in table.bad.items():
                 config = table.by_m[bad_m]
-                if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
+                if not isinstance(config, dict) or not isinstance(config.get(read_from_all), int):
                     return f"none, sglang stops at M {bad_m}: {reason}"
         if table.by_m:
             entry_m = nearest_of(table.by_m, m)
@@ -418,10 +425,6 @@ def _model(device: str) -> str:
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
     return ""
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
 
 
 def _grouped(problems: list[Problem]) -> list[Problem]:

@@ -8,9 +8,9 @@ production(model, parallel, drafts)
                     DeepSeek's service, and the sweep's requests, with DP attention
 served(model, run)  a documented workload
 
-The last three are called only for an op that holds for the model (see ModelConfig.unheld). drafts: the draft
-tokens of each request that a decode step verifies, so that a request has 1 + drafts tokens in the step; 0
-without speculation. The layers that compute the drafts are left out.
+The last three are called only for an op that holds for the model (not ModelConfig.inapplicable). drafts: the
+draft tokens of each request that a decode step verifies, so that a request has 1 + drafts tokens in the step;
+0 without speculation. The layers that compute the drafts are left out.
 
 The batch that is served most comes first. The weight of a case is the share of the steps that have it, times
 its calls in such a step. The number of layers counts only if it differs between the cases of an op.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.engines import default, defaults
-from kernels.engines.deploy import columns, deployed, known_settings, settings
+from kernels.engines.deploy import deployed, known_settings, settings, topk_columns
 from shapes.models import model
 
 R1 = model("deepseek-r1")
@@ -38,7 +38,7 @@ def test_what_reaches_aiters_experts(engine, given, ep, dp, experts, wanted):
     sizes = next(call.sizes for call in sweep(deployment) if call.op == "fused_moe")
     local = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
     assert (local, sizes["inter"]) == experts
-    assert columns(engine, deployment) == wanted
+    assert topk_columns(engine, deployment) == wanted
 
 
 @pytest.mark.parametrize("engine, given, attention, dense, shared", [

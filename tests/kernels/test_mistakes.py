@@ -186,12 +186,18 @@ def test_what_a_library_computes_is_given_no_mistakes_name(op):
             made = problem(op, SMALL[op][0], kernel.boundary, False, "cpu")
             out = kernel.compute(made.operands, made.right.clone())
             sigma = sigma_of(made.reference, kernel.activations == "fp8", kernel.truncates)
-            answers, every = functools.partial(module(op).answers, made.operands), out[..., 0] == out[..., 0]
-            layout = diagnosis.Layout(tuple(out.shape), answers=answers)
-            tolerance = kernels.OPS[op].tolerance(sizes_of(op, SMALL[op][0]))
-            columns = torch.ones(out.shape[-1], dtype=torch.bool)
-            rows = diagnosis.selected(out, made.reference, sigma, every, columns, tolerance, layout)
-            assert diagnosis._mistake(rows) is None
+            answers = functools.partial(module(op).answers, made.operands)
+            every = diagnosis.Wrong(
+                all_got=out.flatten(0, -2),
+                all_right=made.reference.value.flatten(0, -2),
+                all_sigma=sigma.flatten(0, -2),
+                rows=torch.arange(out[..., 0].numel()),
+                columns=torch.arange(out.shape[-1]),
+                outer=tuple(out.shape[:-1]),
+                tolerance=kernels.OPS[op].tolerance(sizes_of(op, SMALL[op][0])),
+                layout=diagnosis.Layout(tuple(out.shape), answers=answers),
+            )
+            assert diagnosis._mistake(every) is None
 
 
 def test_what_is_half_a_mistake_is_given_no_name(monkeypatch):

@@ -128,7 +128,7 @@ def test_configurations_are_read_or_refused(tmp_path, name):
             named_model(str(tmp_path))
         return
     read = named_model(str(tmp_path))
-    assert (read.weights, set(read.unheld)) == expected
+    assert (read.weights, set(read.inapplicable)) == expected
     assert "nvfp4" not in name or read.weight_format("q_b") == BF16  # by a pattern that names the last layer
     assert (read.n_group, read.topk_group) == (config.get("n_group", 1), config.get("topk_group", 1))
 

@@ -17,7 +17,7 @@ from shapes.bins import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.lengths import parse_span, span_text
 from shapes.models import model
-from shapes.suites import OPS as CASES
+from shapes.suites import CASE_MODULES as CASES
 from shapes.suites import ragged, suite, suites
 from shapes.workloads import documented
 

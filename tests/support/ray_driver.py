@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from harness.cluster import driver, ray_cluster
-from harness.cluster.agent import Answer, CaseOrder, Device, Opened, Order
+from harness.cluster.agent import Answer, CaseOrder, Device, OpenedDevice, Order
 from harness.cluster.execute import RunJob
 from harness.cluster.ray_cluster import PoolGone
 from harness.errors import HarnessError
@@ -38,7 +38,7 @@ class SleepingAgent:
         if isinstance(order, Device):
             facts = DeviceFacts(named("cpu"), PROVENANCE, None)
             used = DeviceUsed(name=self.name, type=order.type, host=self.name)
-            return Answer(id, Opened(used, facts, CPU))
+            return Answer(id, OpenedDevice(used, facts, CPU))
         assert isinstance(order, CaseOrder)
         self.hold.with_name(f"{self.name}.begun").touch()
         time.sleep(CASE_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.campaign.execute import CommandDone
-from harness.cluster.agent import Answer, CaseOrder, Device, Opened, Order
+from harness.cluster.agent import Answer, CaseOrder, Device, OpenedDevice, Order
 from harness.results.schema import CaseDone, DeviceUsed, PlannedCase, Record, Run, Samples
 from harness.run.device import DeviceFacts
 from kernels.platform import named
@@ -69,7 +69,7 @@ class SimulatedPool:
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
             used = DeviceUsed(name=self.named.format(device), type=order.type, host=device)
-            self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
+            self._answer(device, START_S, Answer(device, OpenedDevice(used, facts, CPU)))
         elif isinstance(order, CaseOrder):
             case = order.plan.record.cases[0].key
             takes = self.takes_s(device, case)

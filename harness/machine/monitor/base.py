@@ -164,22 +164,25 @@ class GpuMonitor(Monitor):
     library_name: str
     error_name: str  # of the library's exception
     disturbing: frozenset[str]  # reasons for a slowdown that do not come from the kernel's own work
-    power: str  # the reason that comes from it: a heavy product normally runs at the power limit
+    power: str  # the reason for a slowdown that is normal in a heavy product: the power limit
 
     def __init__(
         self, platform: Platform, worker_pids: WorkerPids, library: ModuleType, handle: object
     ) -> None:
         super().__init__()
         self.device = platform.device
+        self.is_slice = platform.uuid.startswith("MIG-")
         self.worker_pids = worker_pids
         self.library, self.handle = library, handle
         self.holders_before = set(self._holders())  # process ids before the run's first worker
         self.same_pids = False  # whether the driver was seen to use the process ids that we know
-        self.slowed: set[str] = set()  # what disturbed the readings of this round
+        self.reasons_read: set[str] = set()  # the disturbing reasons that this round's readings show
         self.workers: set[int] = set()  # the workers at the beginning of the round
-        self.elapsed, self.slowed_before = 0.0, dict[str, float]()  # the slowdown counters as the round began
+        # The slowdown counters as the round began (see `_slowdown_counters`).
+        self.elapsed_before = 0.0
+        self.slowed_before: dict[str, float] = {}
 
-    def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
+    def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:
         """The answer of the first function that the library and the driver both have. None if no function
         answers (too new, too old, a part of a GPU, no permission); the reason is noted."""
         reason = f"{self.library_name} has no {functions[-1]}"
@@ -231,9 +234,9 @@ class GpuMonitor(Monitor):
 
     def begin(self) -> None:
         self.low_clocks.clear()
-        self.slowed.clear()
+        self.reasons_read.clear()
         self.workers = set(self.worker_pids())
-        self.elapsed, self.slowed_before = self._slowdown_counters()
+        self.elapsed_before, self.slowed_before = self._slowdown_counters()
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
@@ -266,7 +269,7 @@ class GpuMonitor(Monitor):
         if reading.busy:
             self.notes.samples += 1
             self.notes.reasons.update(reading.slowed_by)
-        self.slowed |= reading.slowed_by & self.disturbing
+        self.reasons_read |= reading.slowed_by & self.disturbing
         if reading.clock_mhz is None:
             return
         self.notes.add(self._clock_quantity(), reading.clock_mhz)
@@ -282,7 +285,7 @@ class GpuMonitor(Monitor):
     def _slowdowns(self) -> list[str]:
         """Slowdowns by the counters of the whole round, and by the readings where there is no counter."""
         elapsed, slowed = self._slowdown_counters()
-        round_time = elapsed - self.elapsed
+        round_time = elapsed - self.elapsed_before
         lines = []
         counted = sorted(slowed.keys() & self.slowed_before.keys()) if round_time > 0 else []
         for reason in counted:
@@ -290,7 +293,7 @@ class GpuMonitor(Monitor):
             self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
             if share > MAX_SLOWED and reason in self.disturbing:
                 lines.append(f"{reason} for {share:.0%} of the round")
-        return lines + [f"{reason} seen" for reason in sorted(self.slowed - slowed.keys())]
+        return lines + [f"{reason} seen" for reason in sorted(self.reasons_read - slowed.keys())]
 
     def _foreign_lines(self) -> list[str]:
         ran, workers = self._ran(), self.workers | set(self.worker_pids())

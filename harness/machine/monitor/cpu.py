@@ -45,8 +45,8 @@ def text(path: Path | str) -> str:
 def process_seconds(pid: int) -> float:
     """CPU seconds of all threads of a process, ended threads included; raises OSError if it is gone.
 
-    It reads the clock that clock_getcpuclockid(3) names, which is exact to the nanosecond: /proc/PID/stat
-    counts in ticks, and /proc/PID/schedstat counts one thread.
+    It reads the clock whose number clock_getcpuclockid(3) would compute, which is exact to the nanosecond:
+    /proc/PID/stat counts in ticks, and /proc/PID/schedstat counts one thread.
     """
     return time.clock_gettime((~pid << 3) | 2)
 
@@ -249,7 +249,7 @@ class CpuMonitor(Monitor):
         """Also `processes`: others that took more than OTHERS since the last call, in per cent of a CPU."""
         taken = super().take_conditions()
         now_s, spent = self.counters.clock(), self._spent()
-        before = dict.fromkeys(spent, 0.0) | self.spent_before
+        before = dict.fromkeys(spent, 0.0) | self.spent_before  # 0 of a process that began since then
         ours = self._own_processes(all_threads=True)
         others = self._busiest(before, spent, now_s - self.conditions_at_s, ours).items()
         if others:
@@ -304,7 +304,7 @@ class CpuMonitor(Monitor):
         all_cpus_s = wall_s * len(self.counters.lines)
 
         def passed_s(counter: str) -> float:
-            """Summed over the CPUs."""
+            """The seconds, summed over the CPUs, that a counter of Ticks advanced by."""
             ticks = sum(getattr(now.cpus[c], counter) - getattr(start.cpus[c], counter) for c in lines)
             return ticks * TICK_S
 

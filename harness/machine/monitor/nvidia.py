@@ -58,20 +58,9 @@ class NvidiaMonitor(GpuMonitor):
     power = POWER_CAP
     disturbing = frozenset([THERMAL, *REASONS.values()]) - NOT_DISTURBING
 
-    def __init__(
-        self,
-        platform: Platform,
-        worker_pids: WorkerPids,
-        nvml: ModuleType,
-        handle: object,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self.clock, self.wall = clock, wall
-        self.since = 0  # when the round began, in microseconds, as the driver counts
-        self.is_slice = platform.uuid.startswith("MIG-")
-        super().__init__(platform, worker_pids, nvml, handle)
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
+    wall: Callable[[], float] = staticmethod(time.time)
+    since = 0  # when the round began, in microseconds, as the driver counts
 
     def begin(self) -> None:
         super().begin()

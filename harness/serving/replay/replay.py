@@ -195,7 +195,7 @@ def plans(
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
         rank = named_model(model)
-        reasons = list(rank.unheld.values())
+        reasons = list(rank.inapplicable.values())
         reasons += [f"its {name} is in bf16" for name in rank.parts if name in rank.unquantised]
         reasons += [] if rank.q_lora_rank else ["its queries have no latent"]
         if reasons:

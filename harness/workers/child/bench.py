@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import kernels
+from harness.files import finite
 from harness.workers.child import device as devices
 from harness.workers.child.device import empty_cache
 from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, OwnedOutput, Repeats, bits
@@ -53,11 +54,11 @@ class _PreparedEntry:
     is_plugin: bool  # whether the implementation is a user's own and not the suite's
     returns_tensor: bool  # whether a call returned a tensor; it is not read where `outs` has an output
     filled_at: int | None = None
-    """`program.steps_taken` when `fill` was last called; None if a call outside the program came after it."""
+    """`program.steps_taken` when `fill` was last called; None before that, and after `call_once`."""
 
     @property
     def computed_sets(self) -> list[int]:
-        """The sets that the program computed since `fill`. Empty after a call outside the program."""
+        """The sets whose outputs samples wrote since `fill`; none after `call_once`."""
         if self.filled_at is None:
             return []
         return self.program.computed_since(self.filled_at, len(self.on_set))
@@ -73,7 +74,7 @@ class _PreparedEntry:
         self.filled_at = self.program.steps_taken
 
     def call_once(self, set_index: int) -> None:
-        """Makes a call on a set outside the samples; of a graph, a replay, which calls on all sets."""
+        """Makes a call on a set, outside the samples. A graph is replayed whole: it calls on all sets."""
         self.filled_at = None
         steps = self.program.steps
         steps[set_index % len(steps)]()
@@ -110,9 +111,10 @@ class Bench(devices.OnDevice):
         self.prepared: dict[str, _PreparedEntry] = {}  # by entry
         self.are_timed = False  # whether calls on these operands are timed, and not only checked
         self.case: Case | None = None
-        # By entry: seconds of a call in its last preparation; infinite if that was its first, which compiles.
+        # By entry, on a CPU: seconds of a call in its last preparation; infinite after the first one, whose
+        # calls may compile. And seconds of a timed call, for entries whose preparation needs no calls.
         self.first_call_s: dict[str, float] = {}
-        self.settled_call_s: dict[str, float] = {}  # of a timed call; of entries that may omit first calls
+        self.settled_call_s: dict[str, float] = {}
         self.returning: set[str] = set()  # entries whose calls returned a tensor
         self.timers: dict[str, Timer] = {}  # by launch mode
         self.repeats = defaultdict[str, Repeats](Repeats)  # by entry
@@ -207,9 +209,8 @@ class Bench(devices.OnDevice):
         compilers. On a CPU a later preparation makes no calls if nothing will be timed on these operands, or
         if first calls took as long as timed ones (AS_LONG). Raises Unsupported if `launch` is impossible.
 
-        seconds:      that this took
-        synchronises: whether a call waits for the device before it returns
-        source:       a hash of the implementation's source
+        Returns `seconds`, which this took; `synchronises`: whether a call waits for the device before it
+        returns; `source`: a hash of the implementation's source.
         """
         import torch
 
@@ -221,13 +222,13 @@ class Bench(devices.OnDevice):
         on_set: list[Prepared] = []
         outs: list[OwnedOutput | None] = []
         is_later = self.kind == "cpu" and entry in self.first_call_s
-        skips_calls = is_later and (not self.are_timed or entry in self.settled_call_s)
+        needs_no_calls = is_later and (not self.are_timed or entry in self.settled_call_s)
         calling_s = 0.0
         for operands in self.sets:
             bound, out = self._bound(implementation, operands, on_set[0] if on_set else None)
             on_set.append(bound)
             outs.append(out)
-            if call and not skips_calls:
+            if call and not needs_no_calls:
                 began = time.perf_counter()
                 # `Prepared.call` returns None; that of a subclass may return a tensor by mistake.
                 returned: object = bound.call()  # type: ignore[func-returns-value]
@@ -275,7 +276,7 @@ class Bench(devices.OnDevice):
 
     # Samples
 
-    def inspect(self, entry: str) -> None:
+    def compare_last(self, entry: str) -> None:
         """Compares the outputs that the last sample left with the first ones, and fills them again. The
         parent requests this before each sample, so that the request `sample` need not do it."""
         self._compare_computed(entry)
@@ -295,7 +296,7 @@ class Bench(devices.OnDevice):
         """Times a sample of about `at_least_s` seconds. Returns the fields of `timers.Sample`."""
         prepared = self.prepared[entry]
         if prepared.filled_at != prepared.program.steps_taken:
-            self.inspect(entry)
+            self.compare_last(entry)
         return asdict(prepared.timer.sample(prepared.program, at_least_s))
 
     # Checks
@@ -371,9 +372,9 @@ class Bench(devices.OnDevice):
         return packed(bound.result())
 
     def compared(self, entry: str, seconds: float) -> dict[str, Any]:
-        """Compares the outputs that timed calls left, and those of further calls, with the first output: up
-        to COMPARED_CALLS, of which CHANGED_CALLS follow a call on another activation, within `seconds`.
-        LEAST_CALLS of either kind are made for up to LEAST_S, and one on another activation in any case.
+        """Compares the outputs that timed calls left, and those of further calls, with the first output: of
+        COMPARED_CALLS in all, of which CHANGED_CALLS follow a call on another activation. After `seconds`
+        LEAST_CALLS of either kind are enough, and after LEAST_S one that follows a call on another.
 
         calls, differed: how many outputs were compared, and how many of them had other bits
         distance: of the farthest of them; None if it is not finite
@@ -396,14 +397,18 @@ class Bench(devices.OnDevice):
         def enough() -> bool:
             spent_s = time.perf_counter() - began
             if spent_s < seconds:
-                return repeats.calls >= most_calls and repeats.changed >= most_changed
-            least_made = repeats.calls >= LEAST_CALLS and repeats.changed >= min(most_changed, LEAST_CALLS)
-            return (least_made or spent_s >= LEAST_S) and repeats.changed >= min(most_changed, 1)
+                calls, changed = most_calls, most_changed
+            elif spent_s < LEAST_S:
+                calls, changed = LEAST_CALLS, min(most_changed, LEAST_CALLS)
+            else:
+                calls, changed = 0, min(most_changed, 1)
+            return repeats.calls >= calls and repeats.changed >= changed
 
         first_outputs = 1 if self._sets_are_equal else sets
         made = 0
         while len(repeats.first) < first_outputs or not enough():
-            follows_change = made > 1 and repeats.changed < most_changed  # the first two calls are in a row
+            # The first two calls have nothing between them, as in a sample.
+            follows_change = made > 1 and repeats.changed < most_changed
             self._compare_call(prepared, repeats, made % sets, follows_change)
             made += 1
         judged_sets = [0] if self._sets_are_equal else sorted({0, sets - 1})
@@ -414,7 +419,7 @@ class Bench(devices.OnDevice):
         return {
             "calls": repeats.calls,
             "differed": repeats.differed,
-            "distance": repeats.distance if math.isfinite(repeats.distance) else None,
+            "distance": finite(repeats.distance),
             "kept": repeats.kept,
             "outputs": outputs,
             "guards": all(out is None or out.guards_hold() for out in prepared.outs),

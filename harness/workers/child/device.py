@@ -22,24 +22,22 @@ MOST_HELD = 0.5
 """A process that holds more than this share of the free memory gives unused memory of its heap back. Freed
 memory is not always used again, as an aligned block needs more room than its size."""
 
-
-Plan = Mapping[str, Any] | None
-"""What the parent knows of a device (`Platform.identity`)."""
+Identity = Mapping[str, Any]  # what the parent knows of a device (Platform.identity)
 
 
 class OnDevice:
     """What a worker serves: it computes on one device."""
 
-    def hello(self, kind: str, device: str, threads: int, planned: Plan = None) -> dict[str, Any]:
+    def hello(self, kind: str, device: str, threads: int, planned: Identity | None = None) -> dict[str, Any]:
         """See `ready_device`."""
         self.kind, self.device, self.threads = kind, device, threads
         return ready_device(kind, device, threads, planned)
 
 
-def ready_device(kind: str, device: str, threads: int, planned: Plan = None) -> dict[str, Any]:
+def ready_device(kind: str, device: str, threads: int, planned: Identity | None) -> dict[str, Any]:
     """Makes torch compute on `device`, with so many threads. Raises RuntimeError where this torch cannot
-    use the device, or uses another one than planned. Returns the version of torch, the number of threads,
-    `pinned`: the CPU that each thread is bound to, or why none is, and `target`: the fields of the
+    use the device, or uses another one than planned (None: any). Returns the version of torch, the number of
+    threads, `pinned`: the CPU that each thread is bound to, or why none is, and `target`: the fields of the
     `kernels.tuning.Target` that configurations are chosen for."""
     load_openmp()
     MAIN_THREAD.release()
@@ -73,7 +71,7 @@ def empty_cache(kind: str) -> None:
         torch.cuda.empty_cache()
 
 
-def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
+def other_device(gpu: Any, planned: Identity) -> str:
     """How torch's device differs from the one that the parent locked, watches and plans memory for; empty
     where the known properties agree. By default CUDA numbers the fastest device first, and a slice (MIG,
     CPX) is easily taken for the whole device.
@@ -90,16 +88,18 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     memories = (gpu.total_memory, planned["memory"])
     smaller, larger = sorted(memories)
     memory_to_torch, memory_to_driver = (f"{nbytes / (1 << 30):.1f} GiB" for nbytes in memories)
-    facts = [  # to torch, to the driver, whether they differ
-        (arch, planned["arch"], arch != planned["arch"]),
-        (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
-        (uuid, planned["uuid"], is_other_gpu),
-        (memory_to_torch, memory_to_driver, smaller > 0 and larger > MEMORY_DIFFERS * smaller),  # 0: unknown
-    ]
-    if not any(differs for _, _, differs in facts):
+    differing: list[tuple[str, str]] = []  # what torch says, and what the driver says
+    if arch != planned["arch"]:
+        differing.append((arch, planned["arch"]))
+    if not on_amd and not is_named_so:  # ROCm gives no product names
+        differing.append((gpu.name, planned["name"]))
+    if is_other_gpu:
+        differing.append((uuid, planned["uuid"]))
+    if smaller > 0 and larger > MEMORY_DIFFERS * smaller:  # 0: unknown
+        differing.append((memory_to_torch, memory_to_driver))
+    if not differing:
         return ""
-    to_torch = ", ".join(by_torch for by_torch, _, differs in facts if differs)
-    to_driver = ", ".join(by_driver for _, by_driver, differs in facts if differs)
+    to_torch, to_driver = (", ".join(said) for said in zip(*differing, strict=True))
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
     how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
     if order not in ("", "PCI_BUS_ID"):

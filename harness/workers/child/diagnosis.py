@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from harness.files import finite
 from harness.machine.cpu_threads import runs_of
 from harness.workers.child.outputs import POISON, bits
 from kernels.mistakes import Answers, TooMuchWork, Work
@@ -71,7 +72,7 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     bad_count = int(bad.sum())
     nan_count = int(torch.isnan(output).sum())
     unwritten_count = int((bits(output) == POISON).sum())
-    # The smallest box around them: of each dimension, the number of indices that have any.
+    # They lie within these indices of each dimension: the share of the elements there that are bad.
     box_sides = [int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim)]
     share = bad_count / math.prod(box_sides)
     where, facts = region_of(bad.any(-1), bad.flatten(0, -2).any(0), replace(layout, rows=None), share)
@@ -90,22 +91,30 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     return _short(text), {"kind": "NaN" if nan_count else "infinite", "where": facts}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Wrong:
-    """The wrong rows and columns of an output, or some of them where they are many. Rows are flattened: all
-    dimensions of the output but the last one, which has the columns."""
+    """The compared rows of an output, and which rows and columns of it are wrong, or some of these where they
+    are many. Rows are flattened: all dimensions of the output but the last one, which has the columns."""
 
-    got: torch.Tensor  # fp64 [wrong rows, wrong columns]: the output
-    right: torch.Tensor  # like `got`: the right values
-    sigma: torch.Tensor  # like `got`: the sigma that they were judged by
-    rows: torch.Tensor  # int64 [wrong rows]: their indices among all compared rows
-    columns: torch.Tensor  # int64 [wrong columns]: their indices among all columns
     all_got: torch.Tensor  # [compared rows, columns]: the output
     all_right: torch.Tensor  # like `all_got`: the right values
-    all_sigma: torch.Tensor  # like `all_got`: their sigma
+    all_sigma: torch.Tensor  # like `all_got`: the sigma that they were judged by
+    rows: torch.Tensor  # int64 [wrong rows]: their indices among all compared rows
+    columns: torch.Tensor  # int64 [wrong columns]: their indices among all columns
     outer: tuple[int, ...]  # the shape of the compared rows before they were flattened
     tolerance: Tolerance
     layout: Layout
+
+    def __post_init__(self) -> None:
+        self.got, self.right, self.sigma = self.elements(self.rows, self.columns)
+
+    def elements(
+        self, rows: torch.Tensor, columns: torch.Tensor | slice
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The output, the right values and their sigma in these rows and columns, in fp64."""
+        whole = (self.all_got, self.all_right, self.all_sigma)
+        got, right, sigma = (_elements(tensor, rows, columns) for tensor in whole)
+        return got, right, sigma
 
     @property
     def inner_rows(self) -> int:
@@ -118,25 +127,6 @@ class Wrong:
         return [self.layout.numbers(0)[first], *others]
 
 
-def selected(
-    output: torch.Tensor,
-    reference: Reference,
-    sigma: torch.Tensor,
-    wrong: torch.Tensor,
-    columns: torch.Tensor,
-    tolerance: Tolerance,
-    layout: Layout,
-) -> Wrong:
-    """At most MOST_ROWS of the wrong rows, in the wrong columns (bool [columns]). Others: see `of_errors`."""
-    all_rows = wrong.flatten().nonzero().flatten()
-    rows = all_rows[_spread(len(all_rows), MOST_ROWS)]
-    at = columns.nonzero().flatten()
-    all_got, all_right, all_sigma = (tensor.flatten(0, -2) for tensor in (output, reference.value, sigma))
-    got, right, sigma = (_elements(tensor, rows, at) for tensor in (all_got, all_right, all_sigma))
-    outer = tuple(wrong.shape)
-    return Wrong(got, right, sigma, rows, at, all_got, all_right, all_sigma, outer, tolerance, layout)
-
-
 def _elements(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
     """The elements of a tensor [rows, columns] in these rows and columns, in fp64."""
     return tensor[rows][:, columns].double()
@@ -147,27 +137,36 @@ def of_errors(
     reference: Reference,
     sigma: torch.Tensor,
     z: torch.Tensor,
-    wrong: torch.Tensor,
+    are_wrong: torch.Tensor,
     tolerance: Tolerance,
     layout: Layout,
 ) -> Diagnosis:
     """The diagnosis of a finite output.
 
-    output: the compared rows, in the shape of the reference
-    sigma:  the standard deviation that the output was judged by, of the same shape
-    z:      the error in units of sigma
-    wrong:  bool, of that shape without the columns: which rows are off
+    output:    the compared rows, in the shape of the reference
+    sigma:     the standard deviation that the output was judged by, of the same shape
+    z:         the error in units of sigma
+    are_wrong: bool, of that shape without the columns: which rows are wrong
     """
     flat_z = z.flatten(0, -2)
-    rows = wrong.flatten().nonzero().flatten()
+    rows = are_wrong.flatten().nonzero().flatten()
     columns = wrong_columns(flat_z[rows[_spread(len(rows), 4096)]], tolerance)
-    where, facts = region_of(wrong, columns, layout)
-    examined = selected(output, reference, sigma, wrong, columns, tolerance, layout)
-    cause, worst = _cause(examined), _worst(flat_z, examined)
+    where, facts = region_of(are_wrong, columns, layout)
+    wrong = Wrong(
+        all_got=output.flatten(0, -2),
+        all_right=reference.value.flatten(0, -2),
+        all_sigma=sigma.flatten(0, -2),
+        rows=rows[_spread(len(rows), MOST_ROWS)],
+        columns=columns.nonzero().flatten(),
+        outer=tuple(are_wrong.shape),
+        tolerance=tolerance,
+        layout=layout,
+    )
+    cause, worst = _cause(wrong), _worst(flat_z, wrong)
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
-    text = f"{int(wrong.sum())} of {wrong.numel()} {sampled}rows are off{place}: {cause.text}"
+    text = f"{len(rows)} of {are_wrong.numel()} {sampled}rows are off{place}: {cause.text}"
     at_worst = f"; worst {worst['at']}: {worst['output']:.4g}, not {worst['reference']:.4g}{sigmas}"
     record = {"kind": cause.kind, **cause.facts, "where": facts, "worst": worst}
     return _short(text, LONGEST - len(at_worst)) + at_worst, record
@@ -192,7 +191,7 @@ def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
         "at": [*wrong.index_of(row), column],
         "output": float(wrong.all_got[row, column]),
         "reference": float(wrong.all_right[row, column]),
-        "sigmas": sigmas if math.isfinite(sigmas) else None,
+        "sigmas": finite(sigmas),
     }
 
 
@@ -266,8 +265,7 @@ def _mistake(wrong: Wrong) -> Cause | None:
     rows = wrong.rows[first_indices == index]
     begin = int(wrong.columns[0]) // BLOCK * BLOCK
     columns = slice(begin, min(begin + MISTAKE_COLUMNS, wrong.all_right.shape[1]))
-    all_rows = (wrong.all_got, wrong.all_right, wrong.all_sigma)
-    got, right, sigma = (_elements(tensor, rows, columns) for tensor in all_rows)
+    got, right, sigma = wrong.elements(rows, columns)
     if got.numel() < FEWEST:
         return None
     try:
@@ -275,22 +273,26 @@ def _mistake(wrong: Wrong) -> Cause | None:
     except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
         return None
     error_square = float(_units(got - right, sigma).square().mean())
-    left_squares = dict[str, float]()  # by mistake: the mean square of what it does not explain, in sigma
+    unexplained = dict[str, float]()  # by mistake: the mean square error that it leaves, in units of sigma
     for name, answer_of_index in _computed(answers, wrong.all_got.dtype):
         answer = answer_of_index.cpu().flatten(0, -2)[rows % wrong.inner_rows].double()
-        # A larger output errs by more; 2^-9 is the error of rounding to bf16.
-        growth = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
-        answer_sigma = torch.hypot(sigma * growth[:, None], 2.0**-9 * answer)
+        answer_sigma = _sigma_of_answer(answer, right, sigma)
         left_square = float(_units(got - answer, answer_sigma).square().mean())
         is_explained = left_square <= EXPLAINED * error_square
         if is_explained and _within(got - answer, answer_sigma, wrong.tolerance):
-            left_squares[name] = left_square
-    if not left_squares:
+            unexplained[name] = left_square
+    if not unexplained:
         return None
-    limit = 1.5 * min(left_squares.values()) + 0.1  # up to here a mistake cannot be told from the nearest one
-    names = sorted(left_squares, key=left_squares.__getitem__)
-    names = [name for name in names if left_squares[name] <= limit][:MOST_NAMES]
+    limit = 1.5 * min(unexplained.values()) + 0.1  # up to here a mistake cannot be told from the nearest one
+    names = sorted(unexplained, key=unexplained.__getitem__)
+    names = [name for name in names if unexplained[name] <= limit][:MOST_NAMES]
     return Cause("mistake", f"equals: {' or '.join(names)}", {"equals": names})
+
+
+def _sigma_of_answer(answer: torch.Tensor, right: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """The sigma of a mistake's answer: a larger output errs by more, and rounding to bf16 by 2^-9."""
+    growth = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
+    return torch.hypot(sigma * growth[:, None], 2.0**-9 * answer)
 
 
 def _computed(answers: Answers, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
@@ -309,19 +311,20 @@ def _computed(answers: Answers, dtype: torch.dtype) -> Iterator[tuple[str, torch
 
 def _answer_to_others(wrong: Wrong) -> Cause | None:
     """Whether the rows hold the right answer to other operands."""
+    # Of each wrong row, its index along the first dimension of the whole output.
     first_indices = torch.tensor(wrong.layout.numbers(0))[wrong.rows // wrong.inner_rows]
     all_columns = wrong.all_right.shape[-1]
     for name, other in wrong.layout.others.items():
         if other.value.shape[1:] != (*wrong.outer[1:], all_columns):
             continue
-        # The other reference may lack some of the wrong rows.
-        other_rows = range(len(other.value)) if other.rows is None else other.rows
-        place_of = {row: place for place, row in enumerate(other_rows)}
-        places = torch.tensor([place_of.get(row, -1) for row in first_indices.tolist()])
+        # The other reference may be of other rows: where in it each of these indices is, -1 where it is not.
+        other_indices = range(len(other.value)) if other.rows is None else other.rows
+        place_of = {index: place for place, index in enumerate(other_indices)}
+        places = torch.tensor([place_of.get(index, -1) for index in first_indices.tolist()])
         known = places >= 0
-        at = places[known] * wrong.inner_rows + wrong.rows[known] % wrong.inner_rows
-        flat = [tensor.reshape(-1, all_columns) for tensor in (other.value, other.sigma)]
-        answer, sigma = (_elements(tensor, at, wrong.columns) for tensor in flat)
+        rows = places[known] * wrong.inner_rows + wrong.rows[known] % wrong.inner_rows
+        answer = _elements(other.value.reshape(-1, all_columns), rows, wrong.columns)
+        sigma = _elements(other.sigma.reshape(-1, all_columns), rows, wrong.columns)
         # It shows nothing if it lacks more than half of the rows, or if both references are equal there.
         if 2 * int(known.sum()) < len(known) or torch.equal(answer, wrong.right[known]):
             continue
@@ -338,8 +341,7 @@ def _other_rows(wrong: Wrong) -> Cause | None:
     rows, got = wrong.rows[some], wrong.got[some]
     few = _spread(len(wrong.columns), MATCHED_COLUMNS)
     nearest = _nearest(got[:, few].float(), wrong.all_right[:, wrong.columns[few]].float())
-    right = _elements(wrong.all_right, nearest, wrong.columns)
-    sigma = _elements(wrong.all_sigma, nearest, wrong.columns)
+    _, right, sigma = wrong.elements(nearest, wrong.columns)
     left = _units(got - right, sigma).square().mean(1).sqrt()
     moved = (left <= 1.5 * wrong.tolerance.row) & (nearest != rows)
     if float(moved.double().mean()) < 0.9:
@@ -353,15 +355,17 @@ def _other_rows(wrong: Wrong) -> Cause | None:
 
 
 def _moves_in_words(moves: Sequence[tuple[list[int], list[int]]], layout: Layout) -> str:
+    """Says which rows hold the answers of which, by the axis along which they moved if it is one alone."""
     axes = [i for i in range(len(layout.shape) - 1) if any(index[i] != source[i] for index, source in moves)]
-    name = "row"
-    sources: dict[object, object] = {str(index): source for index, source in moves}
-    if len(axes) == 1:  # in terms of the one axis along which the rows moved
+    if len(axes) == 1:
         (axis,) = axes
         name = layout.name(axis)
-        sources = {index[axis]: source[axis] for index, source in moves}
-    pairs = ", ".join(f"{index} that of {source}" for index, source in list(sources.items())[:2])
-    dots = " ..." if len(sources) > 2 else ""
+        source_of = {str(index[axis]): str(source[axis]) for index, source in moves}
+    else:
+        name = "row"
+        source_of = {str(index): str(source) for index, source in moves}
+    pairs = ", ".join(f"{index} that of {source}" for index, source in list(source_of.items())[:2])
+    dots = " ..." if len(source_of) > 2 else ""
     return f"{name}s hold the answers of other {name}s: {pairs}{dots}"
 
 
@@ -380,7 +384,7 @@ def _no_pattern(wrong: Wrong) -> Cause:
     share = error / size if size else math.inf
     sizes = float(got.norm()) * size
     correlation = float((got * right).sum()) / sizes if sizes else math.nan
-    facts = {"relative": share if math.isfinite(share) else None}
+    facts = {"relative": finite(share)}
     if got.numel() < FEWEST or not math.isfinite(correlation):
         return Cause("none", f"off by {_percent(share)} of the value", facts)
     text = f"no pattern, off by {_percent(share)}; correlation with the reference {correlation:.3g}"
@@ -397,22 +401,21 @@ def _percent(share: float) -> str:
 def region_of(
     rows: torch.Tensor, columns: torch.Tensor, layout: Layout, share: float | None = None
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The region in words, empty where all that was compared is wrong; and for the record: of each axis
-    that is not wrong as a whole, its ranges with both ends.
+    """Where an output is wrong: for each axis of which not all indices have anything wrong, those that have.
+    First in words, then as ranges with both ends for the record.
 
     rows:    bool, of the output's shape without the columns: which of the compared rows are wrong
     columns: bool [columns]: which columns are wrong in any of them
-    share:   of the smallest box around the wrong elements, how much is wrong; None: the same of rows alone
+    share:   the share of the elements at these indices that are wrong; None: that of the rows there
     """
     outer_axes = range(rows.ndim)
     has_wrong = [rows.transpose(0, axis).reshape(rows.shape[axis], -1).any(1) for axis in outer_axes]
-    # Of each axis: the indices that have anything wrong.
-    wrong = [[int(i) for i in of_axis.nonzero().flatten()] for of_axis in (*has_wrong, columns)]
+    by_axis = [[int(i) for i in of_axis.nonzero().flatten()] for of_axis in (*has_wrong, columns)]
     if share is None:
-        share = int(rows.sum()) / max(math.prod(len(indices) for indices in wrong[:-1]), 1)
+        share = int(rows.sum()) / max(math.prod(len(indices) for indices in by_axis[:-1]), 1)
     words, facts = [], []
     column_axis = len(layout.shape) - 1
-    for axis, indices in zip([*outer_axes, column_axis], wrong, strict=True):
+    for axis, indices in zip([*outer_axes, column_axis], by_axis, strict=True):
         size = len(columns) if axis == column_axis else rows.shape[axis]
         if len(indices) == size:
             continue
@@ -439,51 +442,40 @@ def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
 
 
 def _by_group(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
-    """Wrong rows in terms of their sequences or experts; empty where that says no more than their numbers."""
+    """Wrong rows in terms of their sequences or experts; empty where that says no more than their numbers.
+    indices: their places among the compared indices of the first dimension"""
     members: dict[int, list[int]] = {}  # by group, its rows in the whole output
     for row, groups_of_row in enumerate(groups.of.tolist()):
         for group in groups_of_row:
             members.setdefault(group, []).append(row)
     numbers = layout.numbers(0)
     wrong = {numbers[index] for index in indices}
-    # Of each group with wrong rows, its compared rows. A negative number is no group.
+    # Of each group with wrong rows, all its compared rows. A negative number is no group.
     touched = {
         group: set(rows).intersection(numbers)
         for group, rows in sorted(members.items())
         if group >= 0 and not wrong.isdisjoint(rows)
     }
-    if groups.of.shape[1] > 1:  # a row has several experts
+    row_name, name = layout.name(0), groups.name
+    if groups.of.shape[1] > 1:  # A row has several experts: all rows of some experts have to be wrong.
         experts = [group for group, rows in touched.items() if rows <= wrong and len(rows) > 1]
         if len(experts) > MOST_EXPERTS or wrong != {row for expert in experts for row in touched[expert]}:
             return ""
-        in_experts = in_words(groups.name, experts, range(max(members) + 1))
-        return f"the {len(wrong)} {layout.name(0)}s of {in_experts}"
+        return f"the {len(wrong)} {row_name}s of {in_words(name, experts, range(max(members) + 1))}"
     are_all = len(touched) == len(members)
-    name = groups.name
     sequences = f"all {name}s" if are_all else in_words(name, [*touched], range(len(members)))
     if all(rows <= wrong for rows in touched.values()):
         return sequences
-    each = f"each {name}" if are_all else sequences
-    place = ""
     if layout.rows is None:  # otherwise further rows of the sequences may be wrong
-        place = _place_in_each(wrong, [members[group] for group in touched], layout.name(0), each, sequences)
-    return place or f"{len(wrong)} {layout.name(0)}s of {sequences}"
-
-
-def _place_in_each(
-    wrong: set[int], rows_of: Sequence[Sequence[int]], axis: str, each: str, sequences: str
-) -> str:
-    """Where the wrong rows are in their sequences, if that is the same in all of them; else empty.
-
-    rows_of:         the rows of each sequence
-    each, sequences: the words for each of the sequences, and for all of them
-    """
-    places = [[place for place, row in enumerate(rows) if row in wrong] for rows in rows_of]
-    if all(of_sequence == places[0] for of_sequence in places):
-        return f"{in_words(axis, places[0], range(max(map(len, rows_of))))} of {each}"
-    if places == [[len(rows) - 1] for rows in rows_of]:
-        return f"the last {axis} of {sequences}"
-    return ""
+        # Where in its sequence each wrong row is: perhaps in all of them at the same places, or at the end.
+        rows_of = [members[group] for group in touched]
+        places = [[place for place, row in enumerate(rows) if row in wrong] for rows in rows_of]
+        if all(of_sequence == places[0] for of_sequence in places):
+            each = f"each {name}" if are_all else sequences
+            return f"{in_words(row_name, places[0], range(max(map(len, rows_of))))} of {each}"
+        if places == [[len(rows) - 1] for rows in rows_of]:
+            return f"the last {row_name} of {sequences}"
+    return f"{len(wrong)} {row_name}s of {sequences}"
 
 
 def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:

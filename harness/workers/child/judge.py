@@ -15,6 +15,7 @@ import torch
 
 import kernels
 from harness.errors import one_line
+from harness.files import finite
 from harness.plan.memory import MAX_FLOPS, kept_references
 from harness.workers.child.device import OnDevice, empty_cache
 from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
@@ -28,7 +29,7 @@ from shapes.case import Case
 CHEAP = 0.005  # a reference that takes less than this share of MAX_FLOPS is computed whole
 COMPARING_BYTES = 96  # to compare an element: 3 numbers of the reference, 6 of `compare_output`, and room
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
-FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
+FEWEST_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
 ROWS_AT_ONCE = 1024  # rows of the first dimension that are worked on at once, to need little memory
 OPERANDS = {
     "first": "the first operands",
@@ -74,29 +75,29 @@ class Judge(OnDevice):
         torch.backends.cudnn.allow_tf32 = False
         ready = super().hello(kind, device, *arguments, **options)
         if kind != "cpu":
-            # The first product allocates a workspace that stays. If it lay among a case's tensors, their
-            # memory could not be given back.
+            # The first product allocates a workspace that stays. It must not lie among a case's tensors.
             matrix = torch.zeros(16, 16, device=device)
             matrix @ matrix
         return ready
 
     def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
-        """Computes a reference and keeps it under a name. Returns the digest of its operands. Computes
-        a sample of the rows where all would take more than this share of the work, and more than CHEAP."""
+        """Computes a reference and keeps it under a name. Returns the digest of its operands. A sample of the
+        rows is computed where all would take too much work: more than `share` of it, and more than CHEAP."""
         op = kernels.OPS[case.op]
         sizes = op.sizes(case.sizes)
         make_operands = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
         operands = make_operands()
         max_flops = MAX_FLOPS[self.kind]
         whole_flops = min(max_flops, op.work(sizes, case.boundary).flops)
+        limits = [max_flops]  # in flops
         if share < 1:
-            max_flops = max(CHEAP * max_flops, share * whole_flops)
+            limits.append(max(CHEAP * max_flops, share * whole_flops))
         if self.kind != "cpu":  # on a CPU the plan of memory counts the references
             fitting_share = HOST_SHARE * available_memory() / kept_references(op, sizes, self.kind)
             if fitting_share < 1:
-                max_flops = min(max_flops, fitting_share * whole_flops)
+                limits.append(fitting_share * whole_flops)
         sample_offset = random.SystemRandom().random()
-        reference = _moved(op.reference(operands, max_flops, sample_offset), "cpu")
+        reference = _moved(op.reference(operands, min(limits), sample_offset), "cpu")
         shape = tuple(op.empty_output(sizes, "meta").shape)
         all_seeds = asdict(Seeds(**seeds))
         made_from = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary, "seeds": all_seeds}
@@ -186,8 +187,7 @@ class Judge(OnDevice):
 
     def save(self, folder: str) -> dict[str, Any]:
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
-        Returns which operands these are, the compared rows (None: all), and the report; an empty dict if
-        nothing was judged."""
+        Returns what these were made from, the rows (None: all) and the report; {} if nothing was judged."""
         if self.judged is None:
             return {}
         for file, tensor in self.judged.tensors.items():
@@ -212,7 +212,7 @@ def compare_output(
     truncates: bool = False,
     layout: Layout | None = None,
 ) -> dict[str, Any]:
-    """Tells a right output from a wrong one by its reference. Returns a plain dict for the record.
+    """Tells a right output from a wrong one by its reference.
 
     Errors are measured in units of sigma, the error of an element that rounding alone explains. An output is
     right if all of these hold:
@@ -223,6 +223,12 @@ def compare_output(
        `tolerance.segment` elements of it, is at most `tolerance.row` sigma.
     4. The whole output is neither too large nor too small, and of FP8 calls not too noisy (`_whole_output`).
 
+    shape:     the right shape; None: that of the reference
+    fp8, truncates: see `sigma_of`
+    layout:    how the output is laid out, for the diagnosis; None: in rows and columns
+
+    Returns, for the record:
+
     ok, reason:     whether the output is right, and why not
     row_error, element_error: the largest ones, in sigma, with their limits; None if not finite
     bias:           the share by which the whole output is too large (see `_bias`), with its limit
@@ -230,10 +236,6 @@ def compare_output(
     relative_error: |output - reference| / |reference| over all elements, for people
     rows, of_rows:  how many rows were compared, of how many
     diagnosis:      of a wrong output, the facts in its reason (see diagnosis.py)
-
-    shape:     the right shape; None: that of the reference
-    fp8, truncates: see `sigma_of`
-    layout:    how the output is laid out, for the diagnosis; None: in rows and columns
     """
     shape = shape or tuple(reference.value.shape)
     if tuple(output.shape) != shape:
@@ -255,14 +257,15 @@ def compare_output(
     report: dict[str, Any] = {
         "ok": False,
         "reason": "",
-        "row_error": _finite(_largest(row_error)),
+        "row_error": finite(_largest(row_error)),
         "row_limit": tolerance.row,
-        "element_error": _finite(_largest(element_error)),
+        "element_error": finite(_largest(element_error)),
         "element_limit": tolerance.element,
-        **dict.fromkeys(
-            ["bias", "bias_limit", "noise", "noise_limit"]
-        ),  # see `_whole_output`; None if a row is wrong
-        "relative_error": _finite(float(error.norm()) / (reference_norm if reference_norm > 0 else 1.0)),
+        "bias": None,  # `_whole_output` gives these four, if no row is wrong
+        "bias_limit": None,
+        "noise": None,
+        "noise_limit": None,
+        "relative_error": finite(float(error.norm()) / (reference_norm if reference_norm > 0 else 1.0)),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
     }
@@ -293,8 +296,8 @@ def _whole_output(
     fp8: bool,
     truncates: bool,
 ) -> dict[str, Any]:
-    """The bias and the noise of an output in which each row is right, their limits, and the reason if one of
-    them exceeds its limit. Both can be too large although no row is. z: `error` in sigma"""
+    """The bias and the noise of an output over its even rows (see Reference.even), their limits, and the
+    reason if one exceeds its limit. Each row may be right although one does. z: `error` in sigma"""
     in_fp8 = fp8 and reference.sigma_fp8 is not None
     even = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
     if in_fp8 and reference.even is not None:
@@ -302,7 +305,7 @@ def _whole_output(
     op_limit = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
     bias, limit = _bias(error, reference.value, sigma, even, op_limit)
     noise = None
-    if in_fp8 and int(even.sum()) >= FEW_ROWS:
+    if in_fp8 and int(even.sum()) >= FEWEST_ROWS:
         noise = float(z[even].square().mean().sqrt())
     noise_limit = tolerance.noise if in_fp8 else None
     reason = ""
@@ -345,15 +348,11 @@ def _bias(
     # Of each even row: sums of value * error / sigma^2, and of value^2 / sigma^2.
     by_error, by_value = torch.cat(sums)[even].unbind(-1)
     total = float(by_value.sum())
-    if len(by_value) < FEW_ROWS or not total > 0:
+    if len(by_value) < FEWEST_ROWS or not total > 0:
         return None, op_limit
     slope = float(by_error.sum()) / total
     standard_error = float((by_error - slope * by_value).square().sum().sqrt()) / total
     return slope, op_limit + 3 * standard_error
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _largest(values: torch.Tensor) -> float:

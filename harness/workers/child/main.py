@@ -42,7 +42,7 @@ def serve(connection: Connection, served: Any) -> None:
     with contextlib.suppress(EOFError):
         while True:
             request, arguments = connection.recv()
-            answer = None  # it was kept until now for a Blob in it
+            answer = None  # frees the last answer: the parent had to be able to open a Blob in it until now
             try:
                 answer = getattr(served, request)(**arguments)
                 connection.send(("ok", answer))

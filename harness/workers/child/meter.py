@@ -32,10 +32,10 @@ class Racer(NamedTuple):
 MIB = 1 << 20
 LEVELS = 4
 REACHES = 2
-"""The buffer is LEVELS times as large as the last-level cache, or REACHES times as large as the measured
-reach of the cache, so that reads come from memory; no larger, as a new VM takes 4 s to fault in a GiB."""
+"""The buffer is LEVELS times as large as the last-level cache, or REACHES times as large as its measured
+`reach`, so that reads come from memory; no larger, as a new VM takes 4 s to fault in a GiB."""
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
-MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
+MEMORY_SHARE = 1 / 8  # the share of the free memory that is used at most
 SHAPES = (
     (768, 768, 768),
     (1024, 1024, 1024),
@@ -57,8 +57,8 @@ LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is le
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
 BELIEVED = 64 * MIB  # a stated last-level cache of up to so many bytes is believed without measuring
 FASTER = 1.15
-"""A virtual machine may state a larger cache that is only its host's. Then its reach is measured: it holds
-the sizes that are read FASTER times as fast as the largest size."""
+"""A virtual machine may state a larger cache that is only its host's. Then its reach is measured. Sizes that
+are read FASTER times as fast as memory lie within the cache."""
 REACH_S = 1.0  # seconds for measuring the reach of a cache
 REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 
@@ -66,16 +66,16 @@ REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 class Meter(OnDevice):
     """Each public method is one request of the parent process."""
 
-    left_out = "there is no memory for any product"  # why the last candidate that cannot run cannot run
+    failure = "there is no memory for any product"  # why a candidate could not run; of several, the last
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads. memory: free bytes; last_level: bytes of the last-level
-        cache; both 0 if unknown"""
+        """Returns how many bytes `measure` reads. memory: free bytes; last_level: of its cache; 0: unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
-        self.share = memory // MEMORY_SHARE if memory else math.inf
-        self.reach = self._reach(last_level) if self.kind == "cpu" and last_level > BELIEVED else 0
-        self.bytes = buffer_bytes(self.kind, self.share, last_level, self.reach)
+        self.usable_bytes = MEMORY_SHARE * memory if memory else math.inf
+        is_doubtful = self.kind == "cpu" and last_level > BELIEVED
+        self.reach = self._measured_reach(last_level) if is_doubtful else 0
+        self.bytes = buffer_bytes(self.kind, self.usable_bytes, last_level, self.reach)
         return self.bytes
 
     def measure(self) -> dict[str, Any]:
@@ -87,13 +87,13 @@ class Meter(OnDevice):
         del buffer
         rates = {dtype: self._best(self._products(dtype), PRODUCT_S) for dtype in PRODUCTS[self.kind]}
         if not all((read, copy, rates["bf16"])):
-            raise RuntimeError(self.left_out)
+            raise RuntimeError(self.failure)
         rates = {dtype: rate for dtype, rate in rates.items() if rate}
         return {"rates": rates, "read": read, "copy": copy, "reach": self.reach}
 
-    def _reach(self, claimed: int) -> int:
-        """Measures what `reach` returns. claimed: the stated bytes of the last-level cache"""
-        buffer = self._buffer(int(min(2 * claimed, self.share))).view(torch.int64)
+    def _measured_reach(self, claimed: int) -> int:
+        """The `reach` of the last-level cache. claimed: its stated size in bytes"""
+        buffer = self._buffer(int(min(2 * claimed, self.usable_bytes))).view(torch.int64)
         # BELIEVED, twice as much and so on, up to the claimed size; and the whole buffer.
         sizes = [BELIEVED * 2**doublings for doublings in range((claimed // BELIEVED).bit_length())]
         sizes = [size for size in sizes if size < buffer.nbytes] + [buffer.nbytes]
@@ -160,7 +160,7 @@ class Meter(OnDevice):
                 racers.append(Racer(amount, program, self._rate(amount, program)))
                 best = max(best, racers[-1].first_rate)
             except (RuntimeError, ValueError, AttributeError) as reason:
-                self.left_out = str(reason)
+                self.failure = str(reason)
         return racers
 
     def _rate(self, amount: float, program: Program) -> float:
@@ -196,7 +196,7 @@ class Meter(OnDevice):
         else:
             ways = [self._mm, self._prepacked] if self.kind == "cpu" else [self._mm]
         for m, n, k in SHAPES:
-            if 4 * (m * k + n * k + m * n) <= self.share:
+            if 4 * (m * k + n * k + m * n) <= self.usable_bytes:
                 for way in ways:
                     yield 2.0 * m * n * k, functools.partial(way, m, n, k, dtype)
 
@@ -227,12 +227,14 @@ def _made(call: Call) -> Callable[[], Call]:
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """The least size that is not read FASTER times as fast as the largest. rates: bytes/s by size in bytes"""
-    memory = rates[max(rates)]
-    return min(size for size, rate in rates.items() if rate < FASTER * memory)
+    """The reach of a cache: the least size beyond it, which is read about as slowly as the largest size, from
+    memory. rates: bytes/s by size in bytes"""
+    memory_rate = rates[max(rates)]
+    return min(size for size, rate in rates.items() if rate < FASTER * memory_rate)
 
 
-def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> int:
-    """How many bytes are read, in whole MiB: beyond the last-level cache, within `share` bytes."""
-    wanted = max(LEAST_BUFFER[kind], REACHES * reach or LEVELS * last_level)
-    return max(1, int(min(wanted, share)) // MIB) * MIB
+def buffer_bytes(kind: str, usable: float, last_level: int, reach: int = 0) -> int:
+    """How many bytes are read, in whole MiB: beyond the last-level cache, within the `usable` bytes."""
+    beyond_cache = REACHES * reach if reach else LEVELS * last_level
+    wanted = max(LEAST_BUFFER[kind], beyond_cache)
+    return max(1, int(min(wanted, usable)) // MIB) * MIB

@@ -137,8 +137,8 @@ def _printed_by(call: Callable[[], None]) -> str:
 
 
 def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
-    """Hashes of the Triton kernels that a call launches. Where something else than Triton launches them, such
-    as torch.compile: of all kernels that this process compiled under these names, also for other sizes."""
+    """Hashes of the Triton kernels that a call launches. A kernel that torch.compile launches does not pass
+    JITFunction.run: of its name, all that this process has compiled count, also those for other sizes."""
     if "triton" not in sys.modules:
         return []
     from triton.compiler import CompiledKernel
@@ -158,10 +158,10 @@ def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
         call()
     finally:
         JITFunction.run = run
-    launched = {compiled.metadata.name for compiled in ran}
+    names_seen = {compiled.metadata.name for compiled in ran}
     # type() and not isinstance(): the latter raises for a weak proxy whose object is gone.
     living = [o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)]
-    ran += [compiled for compiled in living if compiled.metadata.name not in launched]
+    ran += [compiled for compiled in living if compiled.metadata.name not in names_seen]
     return sorted({_code(compiled) for compiled in ran if compiled.metadata.name in kernels} - {""})
 
 
@@ -184,7 +184,7 @@ def source_of(implementation: Implementation) -> str:
 
 
 def jit_source(provider: Path) -> str:
-    """A hash of the kernels that a provider compiles: of all `*_jit` modules among those files."""
+    """A hash of the kernels that a provider compiles: the `*_jit` modules among the files of `source_of`."""
     texts = _texts(path for path in _files(provider) if path.stem.endswith("_jit"))
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
 
@@ -220,16 +220,17 @@ def _imported(path: Path) -> Iterator[Path]:
             package, *inner = name.split(".")
             is_contract = len(inner) == 1 and inner[0] in CONTRACTS
             if package == "kernels" and inner and not is_contract:
-                file = _folder(inner).joinpath(*inner[1:]).with_suffix(".py")
+                file = _file_of(*inner)
                 if file.is_file():
                     yield file
 
 
-def _folder(names: Sequence[str]) -> Path:
-    """The folder of the subpackage of kernels/ that is named first; an op may lie outside of kernels/."""
-    op = sys.modules.get(f"kernels.{names[0]}")
-    folders = getattr(op, "__path__", None)
-    return Path(folders[0]) if folders else PACKAGE / names[0]
+def _file_of(first: str, *others: str) -> Path:
+    """The file of the module `kernels.FIRST.OTHERS...`, if these words name a module. A plug-in's op is
+    imported as `kernels.FIRST` too, but lies elsewhere."""
+    folders = getattr(sys.modules.get(f"kernels.{first}"), "__path__", None)
+    base = Path(folders[0]) if folders else PACKAGE / first
+    return base.joinpath(*others).with_suffix(".py")
 
 
 def bare(tree: ast.Module) -> str:

@@ -71,12 +71,12 @@ class Program:
         self.steps_taken += 1
         call()
 
-    def computed_since(self, steps_taken: int, sets: int) -> list[int]:
-        """The indices of those of the `sets` sets of operands that were computed after so many steps."""
+    def computed_since(self, earlier: int, sets: int) -> list[int]:
+        """The indices of those of so many sets that calls have used since `steps_taken` was `earlier`."""
         if len(self.steps) < sets:  # a graph holds calls on all sets
-            return list(range(sets)) if self.steps_taken > steps_taken else []
-        last = min(self.steps_taken, steps_taken + sets)
-        return sorted({step % len(self.steps) for step in range(steps_taken, last)})
+            return list(range(sets)) if self.steps_taken > earlier else []
+        end = min(self.steps_taken, earlier + sets)  # in more steps than sets, all sets come again
+        return sorted({step % len(self.steps) for step in range(earlier, end)})
 
 
 class CpuTimer:
@@ -210,9 +210,8 @@ class EventTimer:
         return True
 
     def sample(self, program: Program, at_least_s: float) -> Sample:
-        """Raises RuntimeError where the host is too slow for one reading, and where work escapes the
-        events."""
-        untimed = self._reading(program, 1)
+        """Raises RuntimeError if the host is too slow for one reading, or if work escapes the events."""
+        untimed = self._reading_at_rest(program, 1)
         program.device_s = min(program.device_s, untimed.device_s)
         if program.host_s == 0:
             program.host_s = untimed.launches_s[0]
@@ -220,23 +219,21 @@ class EventTimer:
         steps_timed = 0
         timed_s = slept_s = 0.0
         most_slept_s = MOST_SLEEP * at_least_s
-        may_raise = True  # until this sample lowers `most_ahead`
+        was_lowered = False  # whether a reading of this sample has lowered `most_ahead`
         while timed_s < at_least_s and slept_s < most_slept_s:
             # The steps that are still needed are split into readings of equal length.
             steps_left = (at_least_s - timed_s) / program.device_s
             readings_left = math.ceil(steps_left / min(program.most_ahead, MOST_STEPS))
             steps = math.ceil(steps_left / readings_left)
             if program.synchronises:
-                reading = self._reading(program, steps)
+                reading = self._reading_at_rest(program, steps)
             else:
                 affordable_steps = (most_slept_s - slept_s) / (MARGIN * program.host_s)
                 ahead_before = program.most_ahead
                 reading, sleeps_s = self._hidden_reading(program, max(1, int(min(steps, affordable_steps))))
                 slept_s += sleeps_s
-                # A busy host may have lowered `most_ahead` although the queue of launches had room. So a
-                # hidden reading raises it to twice its own steps, unless this sample has just lowered it.
-                may_raise = may_raise and program.most_ahead >= ahead_before
-                if may_raise:
+                was_lowered = was_lowered or program.most_ahead < ahead_before
+                if not was_lowered:  # An earlier sample may have lowered it too far, while the host was busy.
                     program.most_ahead = max(program.most_ahead, 2 * reading.steps)
             readings.append(reading)
             timed_s += reading.device_s
@@ -254,7 +251,7 @@ class EventTimer:
         for attempt in range(HIDING_TRIES):
             steps = int(min(steps, program.most_ahead))
             sleep_s = lengthening * (MARGIN * steps * program.host_s + MARGIN_S)
-            reading = self._reading(program, steps, sleep_s)
+            reading = self._reading_at_rest(program, steps, sleep_s)
             slept_s += sleep_s
             if reading.is_hidden:
                 return reading, slept_s
@@ -263,8 +260,7 @@ class EventTimer:
                 program.host_s = max(program.host_s, statistics.median(reading.launches_s[:in_time]))
             if attempt == 0:
                 continue  # the first failure may have been a disturbance
-            # The queue of launches may be too short for so many steps. Once a single step fails, only a
-            # longer sleep can help.
+            # The queue of launches may be too short for so many steps. For a single step the sleep is.
             if steps > 1:
                 program.most_ahead = max(1, min(steps - 1, int(0.7 * in_time)))
             else:
@@ -273,12 +269,11 @@ class EventTimer:
         why = "other work on this machine, or a call whose host time varies"
         raise RuntimeError(f"the host took longer to launch its calls than the device slept, {slept}: {why}")
 
-    def _reading(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
-        """A reading after which the device was soon at rest. Raises RuntimeError where work escapes the
-        events."""
+    def _reading_at_rest(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
+        """A reading with the device at rest soon after. Raises RuntimeError if work escapes the events."""
         trailing_s = math.inf  # the least of the readings
         for _ in range(TRAILING_TRIES):
-            reading = self._read(program, steps, sleep_s)
+            reading = self._any_reading(program, steps, sleep_s)
             if reading.device_s <= 0:
                 raise RuntimeError("no time passed between its events: it launches nothing on its stream")
             if reading.trailing_s <= TRAILING_S + TRAILING_SHARE * reading.device_s:
@@ -287,8 +282,8 @@ class EventTimer:
         after = f"{1e3 * trailing_s:.3g} ms after its calls had ended"
         raise RuntimeError(f"its work went on for {after}, on another stream")
 
-    def _read(self, program: Program, steps: int, sleep_s: float) -> Reading:
-        """Takes a reading as it comes. Without a sleep it is not hidden."""
+    def _any_reading(self, program: Program, steps: int, sleep_s: float) -> Reading:
+        """Takes a reading, whatever it shows. Without a sleep it is not hidden."""
         asleep, start, end = self._event(), self._event(), self._event()
         cycles = math.ceil(sleep_s * self.cycles_per_s)
         began = self.clock()

@@ -137,7 +137,7 @@ class Grouped(SuiteTriton):
         parts = 0 if config.fuse else splits
         gate_up = empty(parts, pairs, 2 * inter, dtype=torch.float32 if parts > 1 else bf16)
         h_q, h_scale = empty(pairs, inter, dtype=operands.w13.dtype), empty(pairs, steps)
-        h_written = prepared.rounded_later(h_q)
+        h_written = prepared.written_for(h_q)
         expert_out = empty(0 if config.by_token else pairs, hidden, dtype=bf16)
         x_q, h_read = prepared.readable(operands.x_q), prepared.readable(h_q)
         w13, w2 = prepared.readable(operands.w13), prepared.readable(operands.w2)

@@ -16,13 +16,13 @@ import pytest
 
 from harness.campaign import execute
 from harness.campaign.execute import CommandDone, CommandJob, JobMaker, pack, run_campaign
-from harness.campaign.plan import Step, arguments, steps_of
+from harness.campaign.plan import Step, steps_of
 from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
 from harness.cluster.ray_cluster import PoolGone
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.assemble import inputs
-from harness.paths import ROOT
+from harness.paths import ROOT, option_words
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
@@ -221,7 +221,8 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
         assert Step("x", "doctor", 0, "", (), share=share).wall_s(budget_s) == pytest.approx(given_s)
-    options = arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
+    given = {"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]}
+    options = option_words(given)
     assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
     step = Step("x", "doctor", 0, "", options[2:4])
     types = {"cpu": [SimpleNamespace(facts=None)]}

@@ -39,9 +39,9 @@ def test_the_list_begins_with_what_documents_set_and_what_can_act(here):
     switches = ["VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MLA"]
     assert names[:4] == [*switches, "TORCH_BLAS_PREFER_HIPBLASLT", "HIP_FORCE_DEV_KERNARG"]
     assert 4 < len(names) and len(said.splitlines()) < 60
-    by = {setter.name: {v.name for v in setter.variables} for setter in recipes.setters()}
+    by = {found.name: {v.name for v in found.variables} for found in recipes.recipes_and_guides()}
     for name in names:
-        assert flags.catalogue()[name].can_touch("mla_decode", named("rocm", "gfx942"), "eager").ok
+        assert not flags.catalogue()[name].obstacle("mla_decode", named("rocm", "gfx942"), "eager")
         assert name in switches or any(name in of for of in by.values())
     assert "AITER_TRITON_ONLY" not in said
     everything = here("list", "flags", "--op", "mla_decode", "--arch", "MI300X", "--all").stdout
@@ -96,22 +96,20 @@ def test_why_toggling_would_show_nothing_is_as_committed(snapshot):
         asked: dict[str, list[str]] = {}
         for op, kind, launch in itertools.product(kernels.OPS, ARCHS, ("eager", "graph")):
             for arch in ARCHS[kind]:
-                support = flag.can_touch(op, named(kind, arch), launch)
-                assert support.ok != bool(support.reason) and "\n" not in support.reason
-                asked.setdefault(support.reason or "can act", []).append(f"{op} {arch} {launch}")
+                obstacle = flag.obstacle(op, named(kind, arch), launch)
+                assert "\n" not in obstacle
+                asked.setdefault(obstacle or "can act", []).append(f"{op} {arch} {launch}")
         lines += [flag.name, *(f"  {reason}: {len(of)}, first {of[0]}" for reason, of in asked.items())]
     snapshot(Path(__file__).parent / "snapshots" / "why-not.txt", "\n".join(lines) + "\n")
 
 
-def test_values_have_meanings_and_a_run_records_every_flag_that_was_set(monkeypatch):
+def test_unknown_values_are_told_and_a_run_records_every_flag_that_was_set(monkeypatch):
     fusion = flags.catalogue()["TRITON_DEFAULT_FP_FUSION"]
-    assert fusion.meaning("0").reason == fusion.meaning("False").reason == "not fused"
+    assert fusion.canonical("False") == "0" and fusion.canonical(None) == "1"
     assert flags.catalogue()["OMP_PROC_BIND"].canonical("true") == "true", "as its library writes it"
-    assert fusion.meaning(None).reason == fusion.meaning("1").reason == "fused"
-    unknown = flags.catalogue()["ONEDNN_MAX_CPU_ISA"].meaning("AVX513")
-    assert not unknown.ok and "AVX512_CORE_AMX" in unknown.reason
-    assert flags.catalogue()["OMP_NUM_THREADS"].meaning("3").ok
-    assert flags.catalogue()["AITER_CONFIG_FMOE"].meaning(None).ok
+    assert "AVX512_CORE_AMX" in flags.catalogue()["ONEDNN_MAX_CPU_ISA"].why_unknown("AVX513")
+    for name, value in {fusion.name: "False", "OMP_NUM_THREADS": "3", "AITER_CONFIG_FMOE": None}.items():
+        assert flags.catalogue()[name].why_unknown(value) == ""
     monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     assert provenance(named("cpu"), 1)["environment"]["DISABLE_PTXAS_OPT"] == "1"
 

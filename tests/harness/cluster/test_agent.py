@@ -12,7 +12,7 @@ import pytest
 
 from harness.campaign.execute import CommandDone, CommandOrder
 from harness.campaign.execute import _environment as command_environment
-from harness.cluster.agent import Agent, CaseOrder, Device, Opened, Order, ThisMachine, _ranges
+from harness.cluster.agent import Agent, CaseOrder, Device, OpenedDevice, Order, ThisMachine, _ranges
 from harness.cluster.ray_cluster import THREADS_ASKED, _environment
 from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
@@ -40,7 +40,7 @@ def obey(agent: Agent, order: Order) -> Any:
     return order.obey(agent)
 
 
-def order_of(opened: Opened) -> CaseOrder:
+def order_of(opened: OpenedDevice) -> CaseOrder:
     case = planned_case(choose_cases(OPS["mla_decode"], None, ["batch=1 ctx=64 heads=2"], "core", "")[0])
     run = made_up_run(1, ("torch.naive",)).model_copy(
         update={"cases": [case], "provenance": opened.facts.provenance, "per_case_s": 0.5}
@@ -56,7 +56,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
     monkeypatch.setattr("harness.cluster.agent.CaseMeasurer", made)
     with captured_here():
         opened = obey(agent, MINE)
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, OpenedDevice)
         assert opened.used.type == "mine" and opened.used.cpus == sorted(ALLOWED)
         assert opened.used.name == f"{opened.used.host}/cpu{_ranges(sorted(ALLOWED))}"
         with pytest.raises(NothingRan, match="is being measured by `"), device_lock(detect("cpu")):
@@ -76,7 +76,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
 def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monkeypatch):
     with captured_here():
         opened = obey(agent, MINE)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, OpenedDevice)
     script = (
         "import pathlib, sys; from harness.run.device import device_lock; "
         "from kernels.platform import detect; print('held before')\n"
@@ -149,7 +149,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     with captured_here():
         here.send(device.id, device)
     (opened,) = here.wait(0.0)
-    assert isinstance(opened.result, Opened) and opened.device == device.id, opened.error
+    assert isinstance(opened.result, OpenedDevice) and opened.device == device.id, opened.error
     monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: signal.pause())
     before = signal.getsignal(signal.SIGALRM)
     here.send(device.id, replace(order_of(opened.result), deadline_s=0.01))

@@ -70,7 +70,7 @@ BOTH = [*FINE.matrix_instructions, "mma.sync.aligned.x"]
 
 
 @pytest.mark.parametrize(
-    ("arch", "changes", "excuse", "said"),
+    ("arch", "changes", "why_older", "said"),
     [
         ("sm_90", {}, "", None),
         ("sm_90", {"registers": 256}, "", "takes 256 registers of a thread; sm_90 has 255"),
@@ -94,11 +94,11 @@ BOTH = [*FINE.matrix_instructions, "mma.sync.aligned.x"]
         ("sm_90", {"remarks": ["wgmma.mma_async instructions are serialized"]}, "", "serialized"),
     ],
 )  # fmt: skip
-def test_what_may_not_be_shipped(arch, changes, excuse, said):
+def test_what_may_not_be_shipped(arch, changes, why_older, said):
     if arch != "sm_90" and "matrix_instructions" not in changes:
         changes = changes | {"products": []}
     figures = dataclasses.replace(FINE, **changes)
-    found = violations(launch(arch=arch, excuse=excuse), figures, architectures()[arch])
+    found = violations(launch(arch=arch, why_older=why_older), figures, architectures()[arch])
     assert (said is None and not found) or any(said in each for each in found), found
 
 

@@ -13,7 +13,7 @@ from harness.cli.run import toggle
 from harness.decide.decision import Compared, Decision
 from harness.decide.measured import read_measured
 from harness.decide.text import answer, facts, notes, snippet, to_measure
-from harness.decide.worth import decided
+from harness.decide.worth import decision_and_worth
 from harness.errors import UsageError
 from harness.page.decision import decision_page
 from harness.page.html import html
@@ -37,7 +37,7 @@ def made(
     *folders: Path, given: dict[str, str] | None = None, margin: float = 0.01, **told: object
 ) -> Decision:
     measured = read_measured([*map(str, folders)])
-    return decided(ENGINE, measured, told, given or {}, margin)[0]
+    return decision_and_worth(ENGINE, measured, told, given or {}, margin)[0]
 
 
 def by_value(decision: Decision) -> dict[str, Compared]:
@@ -264,7 +264,7 @@ def test_crossovers_and_regret(tmp_path):
     assert crossover.at == pytest.approx(4 * 16 ** (0.2231 / (0.2231 + 0.2007)), rel=1e-3)
     by_batch = {each.case.sizes["batch"]: each for each in found.cases}
     assert found.chosen == B  # the larger case takes more time
-    assert by_batch[4].best.new.cell.impl == "mla.a"
+    assert by_batch[4].fastest.new.cell.impl == "mla.a"
     assert (by_batch[4].clear, by_batch[64].clear) == (True, False)
     assert found.regret == pytest.approx(100 / 98 - 1, rel=1e-2)
     assert found.regret > 0

@@ -6,7 +6,7 @@ import pytest
 
 from harness.decide.measured import read_measured, whole_sizes
 from harness.decide.mix import Weighed, mix_of, request_of, stand_ins
-from harness.decide.worth import decided
+from harness.decide.worth import decision_and_worth
 from harness.errors import UsageError
 from shapes.case import Case, Size
 from shapes.deployment import Call, served
@@ -167,13 +167,13 @@ def test_without_a_model_each_op_has_the_same_part_of_the_time(mixed):
 def test_a_load_without_a_model_is_a_mistake(tmp_path):
     measured = read_measured([str(run(tmp_path / "run", [(mla(64), ROWS)]))])
     with pytest.raises(UsageError, match="--workload needs a model"):
-        decided(ENGINE, measured, {}, {}, loads=[Workload(100, 10, 4, 4)])
+        decision_and_worth(ENGINE, measured, {}, {}, loads=[Workload(100, 10, 4, 4)])
 
 
 def test_what_it_is_worth(tmp_path):
     """Of R1 on a GPU whose times are known: per token and prompt by the calls, and by the model."""
     cases = [(mla(64, PLACE, ctx="3201..3999"), ROWS)]
-    decision, worth = decided(ENGINE, read_measured([str(run(tmp_path / "run", cases))]), {}, {})
+    decision, worth = decision_and_worth(ENGINE, read_measured([str(run(tmp_path / "run", cases))]), {}, {})
     assert worth and decision.chosen == {"attention-backend": "A"}
     (case,) = decision.mix.cases
     assert worth.step_ms == pytest.approx(case.decode * 0.020, rel=1e-3)
@@ -191,7 +191,7 @@ def test_what_a_prompt_gains_and_what_a_part_of_an_op_gains(tmp_path):
     """One product of several: the factor of the op is smaller than its own."""
     rows = {"gemm.default": 1000.0, "gemm.a": 500.0}
     folder = run(tmp_path / "run", [(gemm(8192, "deepseek-r1 tp8 prefill"), rows)])
-    decision, worth = decided(ENGINE, read_measured([str(folder)]), {}, {}, margin=0.0)
+    decision, worth = decision_and_worth(ENGINE, read_measured([str(folder)]), {}, {}, margin=0.0)
     assert worth
     (case,) = decision.mix.cases
     assert worth.step_ms == pytest.approx(case.prefill * 0.5, rel=1e-3)

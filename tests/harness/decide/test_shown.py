@@ -10,7 +10,7 @@ import pytest
 from harness.cli.campaign import conclude
 from harness.decide.measured import read_measured
 from harness.decide.text import decision_text, facts
-from harness.decide.worth import decided
+from harness.decide.worth import decision_and_worth
 from harness.page.decision import decision_page
 from harness.page.html import html
 from harness.report.terminal import plain_text
@@ -46,7 +46,7 @@ def runs(tmp_path):
 
 
 def made(runs):
-    return decided(ENGINE, read_measured([str(runs)]), {}, {})
+    return decision_and_worth(ENGINE, read_measured([str(runs)]), {}, {})
 
 
 def without(folder: Path, text: str) -> str:

@@ -207,7 +207,7 @@ def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
     alone = timed_alone(str(tmp_path / "run"), None)
     steps = steps_in(world.args[-2:], [], alone, Sides(), Log())
     on_cpu = replace(steps, after=replace(steps.after, on_cpu=True))
-    named_of = [{cause.name for cause in of.step_causes(each) if cause.named} for each in (steps, on_cpu)]
+    named_of = [{cause.name for cause in of.step_causes(each) if cause.is_seen} for each in (steps, on_cpu)]
     assert (of.IDLE in named_of[0], of.IDLE in named_of[1]) == (True, False)
 
 

@@ -108,9 +108,8 @@ H200 = named("cuda", "sm_90")
 def test_an_engine_as_the_baseline_stands_for_what_it_runs_in_each_case(monkeypatch):
     op = kernels.OPS["block_scale_gemm"]
     cases = [op.case({"m": m, "n": 2112, "k": 7168, "fp8": "e4m3fn"}) for m in (1, 64)]
-    selected = []
-    assert choose_baseline(op, H200, "vllm", selected, cases) == "vllm"
-    assert {i.name for i in selected} == {"deepgemm@vllm", "flashinfer.sm90"}, "the rows are added"
+    baseline, missing = choose_baseline(op, H200, "vllm", [], cases)
+    assert (baseline, {i.name for i in missing}) == ("vllm", {"deepgemm@vllm", "flashinfer.sm90"})
     record = SimpleNamespace(contrast="implementations", baseline="vllm")
     plan = SimpleNamespace(record=record, settings=[Setting()])
     measurer = CaseMeasurer(plan, OwnDevice(H200, Blind("")), None)

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.report import text
+from harness.statistics.paired import Comparison
 
 
 @pytest.mark.parametrize(("function", "arguments", "expected"), [
@@ -19,15 +20,6 @@ from harness.report import text
     (text.value_and_interval, (334.7, 154.2, 726.6), ("335", "(154 to 727)")),
     (text.value_and_interval, (0.4, 0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
     (text.value_and_interval, (12.3456, None, None), ("12.35", "")),
-    (text.ratio_and_interval, (None, None, None), ("?", "")),
-    (text.ratio_and_interval, (1.2345, 1.2, None), ("1.23x", "")),
-    (text.ratio_and_interval, (1.2, 0.0, float("inf")), ("not known", "")),
-    (text.ratio_and_interval, (1.2, 0.0, 5e16), ("not known", "")),
-    (text.ratio_and_interval, (1.2, 0.01, 20.0), ("not known", "")),  # on both sides of 1
-    (text.ratio_and_interval, (9.0, 2.0, 50.0), ("9x", "(2 to 50)")),  # it is faster, however much
-    (text.ratio_and_interval, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
-    (text.ratio_and_interval, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
-    (text.ratio_and_interval, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
     (text.aligned, (["1.5x", "12x", "", "0.25x"],), [" 1.5x ", "12x   ", "", " 0.25x"]),
     (text.aligned, ([],), []),
     # One number where all are alike.
@@ -46,6 +38,24 @@ from harness.report import text
 ])  # fmt: skip
 def test_numbers_as_text(function, arguments, expected):
     assert function(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ((None, None, None), ("?", "")),
+        ((1.2345, 1.2, None), ("1.23x", "")),
+        ((1.2, 0.0, float("inf")), ("not known", "")),
+        ((1.2, 0.0, 5e16), ("not known", "")),
+        ((1.2, 0.01, 20.0), ("not known", "")),  # on both sides of 1
+        ((9.0, 2.0, 50.0), ("9x", "(2 to 50)")),  # it is faster, however much
+        ((1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
+        ((0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
+        ((10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
+    ],
+)
+def test_a_ratio_and_its_interval(ends, expected):
+    assert text.ratio_and_interval(Comparison(*ends, "unclear")) == expected
 
 
 def test_times_of_a_column_share_a_unit_where_that_reads_well():

@@ -382,7 +382,8 @@ def test_rounds_compare_with_the_run_s_baseline_and_time_it_twice(baseline, want
     record = SimpleNamespace(margin=0.01, seed=0, race=None, baseline=name)
     plan = SimpleNamespace(disturbed="prefer", record=record, make_rounds=make_rounds)
     measurer = CaseMeasurer(plan, OwnDevice(named("cpu"), Blind("a test")), Progress(quiet=True))
-    group, checks = Group(MLA, rows, Rotation("warm", 1, 0, 0, False)), checks_of(workers=[worker])
+    group = Group(MLA, rows, Rotation("warm", 1, 0, 0, False), baseline_impl=name)
+    checks = checks_of(workers=[worker])
     for budget_s, max_s in ((5.0, 9.0), (0.1, 9.0), (0.1, 1.0)):  # stretched for the opening blocks
         measurer._time(checks, group, budget_s, max_s)
     again = f"{rows[wanted].name} (again)"

@@ -164,7 +164,7 @@ def test_each_sample_has_its_host_time_and_its_worker_is_paused_before_and_after
     entry = entry_of_case()
     asked = rounds_of(entry, tmp_path, host_seconds)
     samples = asked.count("sample")
-    assert asked[asked.index("inspect") - 1] == asked[asked.index("sample") + 1] == "pause"
+    assert asked[asked.index("compare_last") - 1] == asked[asked.index("sample") + 1] == "pause"
     # Half of the samples are the rerun's.
     assert entry.host_s == ([host_seconds] * (samples // 2) if host_seconds else [])
     assert samples
@@ -176,4 +176,4 @@ def test_an_entry_that_fails_before_its_sample_has_none(tmp_path):
     asked = rounds_of(entry, tmp_path, None, dies=True)
     assert entry.status == "crashed"
     assert "sample" not in asked
-    assert asked[asked.index("inspect") + 1 :][:2] == ["prepare", "pause"]  # of the rerun
+    assert asked[asked.index("compare_last") + 1 :][:2] == ["prepare", "pause"]  # of the rerun

@@ -21,9 +21,8 @@ class Bench:
         self.workers = list(workers)
         self.now = 1000.0
         nvml.nvmlInit()
-        self.monitor = NvidiaMonitor(
-            H100, lambda: self.workers, nvml, nvml.handles[0], clock=lambda: self.now, wall=lambda: self.now
-        )
+        self.monitor = NvidiaMonitor(H100, lambda: self.workers, nvml, nvml.handles[0])
+        self.monitor.clock = self.monitor.wall = lambda: self.now
 
     def ran(self, percent: dict[int, int]) -> None:
         """Process -> per cent of the SMs' time. There are two samples, of which the higher one counts."""

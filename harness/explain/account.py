@@ -13,7 +13,7 @@ from harness.explain.served import Log
 from harness.explain.sides import DIFFERS, Sides
 from harness.files import JsonObject
 from harness.report.text import counted, ranged
-from harness.serving.ab.result import MOST_LOOKED_AT, SPREAD, Effect, pairs_for
+from harness.serving.ab.effect import MOST_PAIRS, Effect, pairs_for, usual_spread
 from harness.serving.ledger import Prediction
 from harness.statistics.intervals import CONFIDENCE
 
@@ -25,7 +25,7 @@ USUAL_RATIO = (0.7, 1.3)
 """The usual ratios of a step to TPOT; beyond them a step gives several tokens, or the loads differ."""
 NOT_ITS_OWN = (CALLS, causes.UNREAD, SAME, causes.NO_EFFECT, causes.REFUSED, WORK)
 """Causes with which a saving that was seen cannot be that of the change."""
-QUIET_SPREAD = SPREAD["tpot"][1]  # of TPOT between launches at low concurrencies, in per cent
+QUIET_SPREAD = usual_spread("tpot", 1)  # of TPOT between launches at low concurrencies, in per cent
 
 
 @dataclass(frozen=True)
@@ -423,9 +423,9 @@ def _noise(result: Account, effect: Effect | None) -> str:
         return f"{text}; longer traces would tell"
     percent = 100 * abs(result.expected.ms) / effect.base
     spread = effect.launch_spread or QUIET_SPREAD
-    needed = pairs_for(percent, spread, CONFIDENCE, MOST_LOOKED_AT) if percent else None
+    needed = pairs_for(percent, spread, CONFIDENCE) if percent else None
     if needed is None:
-        return f"{text}; no number of pairs up to {MOST_LOOKED_AT[-1]} would tell"
+        return f"{text}; no number of pairs up to {MOST_PAIRS} would tell"
     return f"{text}; {max(1, needed - effect.pairs)} more pairs would tell"
 
 

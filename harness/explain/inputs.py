@@ -13,8 +13,8 @@ from harness.explain.causes import Steps
 from harness.explain.served import Log, fit, served_sizes, unlike
 from harness.explain.sides import Sides
 from harness.explain.step import DecodeStep, changed_op, decode_step, swapped_kernel
+from harness.serving.ab.expected import of_link
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import of_link
 from harness.serving.clients.load import load
 from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.model import System, link, point_of

@@ -10,8 +10,9 @@ from itertools import chain
 from pathlib import Path
 
 from harness.errors import UsageError
+from harness.serving.ab.effect import Effect, effect
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import Effect, differences, effect, effects, servers
+from harness.serving.ab.result import differences, effects, servers
 from harness.serving.clients.load import load
 from harness.serving.compare.settings import beside
 from harness.serving.ledger import Prediction

@@ -60,71 +60,50 @@ def unit_text(unit: str) -> str:
 
 
 class KernelChange(LedgerRecord):
-    """A change of the speed of one op.
+    """A change of the speed of one op."""
 
-    op:        a name of harness/catalogue/op_classes.json
-    part:      for example `qkv_a` or `n=2112 k=7168`; empty: all calls of the op
-    factor:    time before / time after, above 1 is faster; None if `saved_us` is given
-    saved_us:  time saved in each call
-    low, high: 90 % interval of the factor or of the saving
-    calls:     calls in a step; None: as in the model
-    phase:     of which steps
-    source:    where the factor comes from: a run, a pull request
-    """
-
-    op: str
-    part: str = ""
+    op: str  # a name of harness/catalogue/op_classes.json
+    part: str = ""  # for example `qkv_a` or `n=2112 k=7168`; empty: all calls of the op
     factor: float | None = Field(default=None, gt=0)
-    saved_us: float | None = None
-    low: float | None = None
+    """Time before / time after, above 1 is faster; None if `saved_us` is given."""
+    saved_us: float | None = None  # time saved in each call
+    low: float | None = None  # 90 % interval of the factor or of the saving
     high: float | None = None
-    calls: int | None = None
-    phase: Literal["decode", "prefill", "both"] = "both"
-    source: str = ""
+    calls: int | None = None  # in a step; None: as in the model
+    phase: Literal["decode", "prefill", "both"] = "both"  # of which steps
+    source: str = ""  # where the factor comes from: a run, a pull request
 
 
 class Prediction(LedgerRecord):
-    """A predicted change of a quantity.
-
-    of:            the one change that it is for (for an A/B, the arm); empty: all changes of its row
-    low, high:     90 % interval of `change`; for a bound one of them is None
-    before, after: None if only the difference or a bound is known
-    """
+    """A predicted change of a quantity."""
 
     quantity: Quantities
     unit: Unit
     method: Method
-    of: str = ""
+    of: str = ""  # the one change that it is for (for an A/B, the arm); empty: all changes of its row
     change: float | None = None
-    low: float | None = None
+    low: float | None = None  # 90 % interval of `change`; for a bound one of them is None
     high: float | None = None
-    before: float | None = None
+    before: float | None = None  # None, as `after`, if only the difference or a bound is known
     after: float | None = None
     assumptions: tuple[str, ...] = ()
 
 
 class Observation(LedgerRecord):
-    """What serving runs showed before and after a change.
-
-    change:    after - before, in `unit`
-    low, high: 90 % interval of the change; None if the source gives none
-    runs:      files or folders of the runs
-    digests:   of the runs' numbers
-    assumed:   names of identity fields that the runs do not tell and the user assumed to be alike
-    """
+    """What serving runs showed before and after a change."""
 
     quantity: Quantities
     unit: Unit
     before: float
     after: float
-    change: float
-    low: float | None = None
+    change: float  # after - before, in `unit`
+    low: float | None = None  # 90 % interval of the change; None if the source gives none
     high: float | None = None
     pairs: int | None = None
     source: str = ""
-    runs: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()  # files or folders
+    digests: tuple[str, ...] = ()  # of the runs' numbers
+    assumed: tuple[str, ...] = ()  # identity fields that the runs do not tell, assumed to be alike
 
     @model_validator(mode="after")
     def is_a_difference(self) -> Observation:
@@ -134,14 +113,14 @@ class Observation(LedgerRecord):
         return self
 
 
-class Line(LedgerRecord):
-    """The fields of every line. row: the name of its row; at: the time, ISO 8601, UTC"""
+class EntryOfRow(LedgerRecord):
+    """What every line of the file has. row: the name of its row; at: the time, ISO 8601, UTC"""
 
     row: str
     at: str = ""
 
 
-class ChangeEntry(Line):
+class ChangeEntry(EntryOfRow):
     """Opens a row."""
 
     kind: Literal["change"] = "change"
@@ -149,7 +128,7 @@ class ChangeEntry(Line):
     setting: Setting
 
 
-class PredictionEntry(Line):
+class PredictionEntry(EntryOfRow):
     """A prediction. command: the one that prints it; empty if it is not known"""
 
     kind: Literal["prediction"] = "prediction"
@@ -157,12 +136,12 @@ class PredictionEntry(Line):
     command: str = ""
 
 
-class ObservationEntry(Line):
+class ObservationEntry(EntryOfRow):
     kind: Literal["observation"] = "observation"
     observation: Observation
 
 
-class ExplanationEntry(Line):
+class ExplanationEntry(EntryOfRow):
     """What is known of the difference between prediction and observation: a text, and what shows it."""
 
     kind: Literal["explanation"] = "explanation"
@@ -175,7 +154,7 @@ ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="ki
 
 
 class LedgerRow(StrictRecord):
-    """All lines of one row. ledger: its file"""
+    """All entries of one row. ledger: its file"""
 
     id: str
     changes: tuple[KernelChange, ...] = ()
@@ -187,7 +166,7 @@ class LedgerRow(StrictRecord):
 
 
 def append(path: Path, *entries: Entry) -> list[Entry]:
-    """Adds lines, all or none, with the present time if they have none. Returns them as they are on disk.
+    """Adds entries, all or none, with the present time if they have none. Returns them as they are on disk.
     Raises UsageError if the file cannot be written, is no ledger, or has a row that would be opened again."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     dated = [entry if entry.at else entry.model_copy(update={"at": now}) for entry in entries]
@@ -206,8 +185,8 @@ def append(path: Path, *entries: Entry) -> list[Entry]:
 
 
 def read(path: Path) -> list[Entry]:
-    """The lines of a ledger, without a last line that a kill cut off. Raises UsageError for a file that is no
-    ledger, for a line that cannot be read, and for a whole last line without a newline."""
+    """The entries of a ledger, without a last line that a kill cut off. Raises UsageError for a file that is
+    no ledger, for a line that cannot be read, and for a whole last line without a newline."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -280,12 +259,9 @@ def observe(
         raise UsageError(f"{count} runs before and {len(runs_after)} after: pairs are wanted")
     runs = beside_each_other([*runs_before, *runs_after])
     _require_right_numbers(runs)
-    for run in runs:
-        if unlike := identity.differences(row.setting, run, assumed):
-            hint = "" if all(field.is_known for field in unlike) else "; --assume NAME takes it to be alike"
-            raise UsageError(f"{run.id} is no run of this row: {identity.text(unlike)}{hint}")
-    unsaid = {field.name for run in runs for field in identity.differences(row.setting, run)}
-    taken_alike = tuple(name for name in identity.FIELDS if name in unsaid)
+    _require_setting(row.setting, runs, assumed)
+    not_known_alike = {field.name for run in runs for field in identity.differences(row.setting, run)}
+    taken_alike = tuple(name for name in identity.FIELDS if name in not_known_alike)
     pairs = list(zip(runs[:count], runs[count:], strict=True))
     explanations = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     predicted = dict.fromkeys(entry.prediction.quantity for entry in row.predictions)
@@ -316,6 +292,14 @@ def _require_right_numbers(runs: Sequence[ServingRun]) -> None:
             raise UsageError(f"{finding.message}; a run counts once")
 
 
+def _require_setting(setting: Setting, runs: Sequence[ServingRun], assumed: Sequence[str]) -> None:
+    """Raises UsageError if a run is not of the setting. assumed: see `identity.differences`"""
+    for run in runs:
+        if unlike := identity.differences(setting, run, assumed):
+            hint = "" if all(field.is_known for field in unlike) else "; --assume NAME takes it to be alike"
+            raise UsageError(f"{run.id} is no run of this row: {identity.text(unlike)}{hint}")
+
+
 def _digest(run: ServingRun) -> str:
     """A digest of what the run measured, because a file may have moved."""
     return hashlib.sha256(repr((run.totals, run.metrics)).encode()).hexdigest()[:16]
@@ -323,17 +307,17 @@ def _digest(run: ServingRun) -> str:
 
 def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
     """What differs between a run before and one after, and what `serving load` suspects of them. Raises
-    UsageError if they differ in a known field of the identity, except builds of one release."""
+    UsageError if they differ in a known field of the identity, except versions of no two releases."""
     for field in identity.unlike(identity.of_run(before), identity.of_run(after)):
-        releases = {release[0] for value in (field.a, field.b) if (release := RELEASE.match(value))}
+        value, value_after = field.a, field.b
+        releases = {release[0] for text in (value, value_after) if (release := RELEASE.match(text))}
         are_builds = field.name == "version" and len(releases) <= 1
+        both = f"{value or 'unknown'} before, {value_after or 'unknown'} after"
         if field.is_known and not are_builds:
-            raise UsageError(
-                f"{before.id} and {after.id} differ in more than the row's change: {field.name} {field.a} "
-                f"before, {field.b} after"
-            )
-        if field.a or field.b:
-            yield f"{field.name}: {field.a or 'unknown'} before, {field.b or 'unknown'} after"
+            why = f"differ in more than the row's change: {field.name} {both}"
+            raise UsageError(f"{before.id} and {after.id} {why}")
+        if value or value_after:
+            yield f"{field.name}: {both}"
     yield from (f"before against after: {line}" for line in beside(before, after))
     for finding in (*before.findings, *after.findings):
         if finding.severity == "suspect":
@@ -346,7 +330,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     values = []  # of each pair: before, after
     for pair in pairs:
         sides = [Quantity(run, metric) for run in pair if (metric := run.metric(*METRICS[quantity]))]
-        if len(sides) < 2:
+        if len(sides) < 2:  # a run without the metric has no side
             return None
         where = f"{quantity} of {pair[0].id} and {pair[1].id}"
         compared = compare(sides[0], sides[1], ("all",))
@@ -380,7 +364,8 @@ NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """A prediction beside an observation of the same quantity and unit, or one of them alone.
+    """What a reader sees of a row in one line: a prediction beside an observation of the same quantity and
+    unit, or one of them alone.
 
     blind: whether the prediction was written before the observation
     """
@@ -391,10 +376,12 @@ class LedgerLine:
     blind: bool = False
 
     @property
-    def kind(self) -> tuple[str, str]:
-        """Quantity and unit."""
-        entry = self.prediction or self.observation
-        return (entry.quantity, entry.unit) if entry else ("", "")
+    def quantity(self) -> str:
+        return next(entry.quantity for entry in (self.prediction, self.observation) if entry)
+
+    @property
+    def unit(self) -> str:
+        return next(entry.unit for entry in (self.prediction, self.observation) if entry)
 
     @property
     def method(self) -> str:
@@ -419,7 +406,7 @@ class LedgerLine:
         """`off` in per cent, or the difference if the observed change is near 0."""
         if self.off is not None:
             return f"{100 * self.off:+.0f} %"
-        return ranged(self.difference, None, None, "+.3g", f" {unit_text(self.kind[1])}")
+        return ranged(self.difference, None, None, "+.3g", f" {unit_text(self.unit)}")
 
     @property
     def verdict(self) -> str:
@@ -451,19 +438,19 @@ def _interval(entry: Prediction | Observation) -> tuple[float, float]:
 
 
 def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
-    """Each observation beside each prediction of its kind, then the predictions without observation."""
-    predicted = [(LedgerLine(row.id, entry.prediction, None), entry.at) for entry in row.predictions]
+    """Each observation beside each prediction of its quantity, then the predictions without observation."""
     lines: list[LedgerLine] = []
+    unobserved = list(row.predictions)
     for seen in row.observations:
-        alone = LedgerLine(row.id, None, seen.observation)
-        of_its_kind = [(line.prediction, at) for line, at in predicted if line.kind == alone.kind]
-        for prediction, at in of_its_kind:
-            is_blind = bool(at) and at < seen.at
-            lines.append(LedgerLine(row.id, prediction, seen.observation, is_blind))
-        if not of_its_kind:
-            lines.append(alone)
-    observed = {line.kind for line in lines}
-    return lines + [line for line, _ in predicted if line.kind not in observed]
+        kind = (seen.observation.quantity, seen.observation.unit)
+        of_kind = [one for one in row.predictions if (one.prediction.quantity, one.prediction.unit) == kind]
+        for entry in of_kind:
+            is_blind = bool(entry.at) and entry.at < seen.at
+            lines.append(LedgerLine(row.id, entry.prediction, seen.observation, is_blind))
+        if not of_kind:
+            lines.append(LedgerLine(row.id, None, seen.observation))
+        unobserved = [entry for entry in unobserved if entry not in of_kind]
+    return lines + [LedgerLine(row.id, entry.prediction, None) for entry in unobserved]
 
 
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:

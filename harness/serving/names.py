@@ -27,7 +27,7 @@ MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 @functools.cache
 def hardware_name(text: str) -> str:
-    """A machine's name as its data sheet has it, or without its maker; in small letters."""
+    """A machine's name in small letters, without its maker: that of its data sheet, if it has one."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
 
 

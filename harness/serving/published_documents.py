@@ -27,17 +27,12 @@ Text = Annotated[str, BeforeValidator(lambda text: "\n".join(text) if isinstance
 
 
 class Correction(StrictRecord):
-    """A change of a documented text, so that it runs elsewhere.
+    """A change of a documented text, so that it runs elsewhere."""
 
-    part: `docker`, `server`, `client`, `task`, or the file name of a manifest
-    old:  a part of that text; new: replaces it everywhere; None: `why` is only a note
-    why:  one line for the reader
-    """
-
-    part: str
-    old: Text
-    new: Text | None = None
-    why: str
+    part: str  # `docker`, `server`, `client`, `task`, or the file name of a manifest
+    old: Text  # a part of that text
+    new: Text | None = None  # replaces it everywhere; None: `why` is only a note
+    why: str  # one line for the reader
 
 
 class RecipeVariable(StrictRecord):
@@ -59,19 +54,7 @@ class Role(StrictRecord):
 
 class Configuration(StrictRecord):
     """What a document ran. Its texts are the document's, word for word; `mends` and `settings` are this
-    project's.
-
-    environments:           names in harness/catalogue/recipes.json, by role, which is empty for one server
-    environment:            what these have in common; filled in when it is loaded
-    flags:                  the server's, one string each; from its command if the file gives none
-    concurrencies:          of the runs that the client's loop makes
-    docker, server, client: shell commands; empty: the document gives none. `server` is empty too if the
-                            docker command or the task file starts it
-    client_source:          the source of the client's commands, if that is not the document
-    task_file:              a dstack task
-    manifests:              Kubernetes and Helm files, by name
-    versions:               of what else is installed
-    """
+    project's. docker, server and client are shell commands, empty if the document gives none."""
 
     name: str
     document: str = ""
@@ -83,20 +66,21 @@ class Configuration(StrictRecord):
     version: str = ""
     image: str = ""
     mode: Mode = "unknown"
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # the server's, one string each; from its command if the file gives none
     environments: dict[str, str] = Field(default_factory=dict)
-    environment: dict[str, str] = Field(default_factory=dict)
+    """Names in harness/catalogue/recipes.json, by role, which is empty for one server."""
+    environment: dict[str, str] = Field(default_factory=dict)  # what these share; filled in when loaded
     parallelism: Parallelism = Parallelism()
     roles: dict[str, Role] = Field(default_factory=dict)
     workload: OfferedLoad = OfferedLoad()
-    concurrencies: tuple[int, ...] = ()
+    concurrencies: tuple[int, ...] = ()  # of the runs that the client's loop makes
     docker: Text = ""
-    server: Text = ""
+    server: Text = ""  # empty, too, if the docker command or the task file starts it
     client: Text = ""
-    client_source: str = ""
-    task_file: Text = ""
-    manifests: dict[str, Text] = Field(default_factory=dict)
-    versions: tuple[str, ...] = ()
+    client_source: str = ""  # the source of the client's commands, if that is not the document
+    task_file: Text = ""  # a dstack task
+    manifests: dict[str, Text] = Field(default_factory=dict)  # Kubernetes and Helm files, by name
+    versions: tuple[str, ...] = ()  # of what else is installed
     settings: tuple[RecipeVariable, ...] = ()
     mends: tuple[Correction, ...] = ()
     notes: tuple[str, ...] = ()
@@ -224,8 +208,8 @@ def script(setup: Configuration, gone: Mapping[str, str]) -> str:
 
 
 def _section(setup: Configuration, part: str, text: str, file: str, gone: Mapping[str, str]) -> list[str]:
-    """What a reader has to know of a text, as comments, and the text as mended: commands, or those that write
-    it to a file, in which @NAME@ stands for the user's setting NAME."""
+    """What a reader has to know of a text, as comments, and the text as mended. If it belongs into a file, a
+    command writes it there; @NAME@ in it stands for the user's setting NAME."""
     mended: list[str] = []
     notes: list[str] = []
     if part == "client" and setup.client_source:
@@ -238,7 +222,8 @@ def _section(setup: Configuration, part: str, text: str, file: str, gone: Mappin
         else:
             mended.append(f"mended: {mend.why}")
             text = text.replace(mend.old, mend.new)
-    if part == ("server" if setup.server or setup.task_file else "docker"):
+    starts_server = "server" if setup.server or setup.task_file else "docker"
+    if part == starts_server:
         notes += [f"note: {note}" for note in _variables(setup)]
     exports = []  # a dstack task's environment, if its commands are given without it
     if part == "server" and setup.task_file:

@@ -33,39 +33,28 @@ class StrictRecord(BaseModel):
 
 
 class Finding(StrictRecord):
-    """What a rule found in one row, or between several.
+    """What a rule found in one row, or between several."""
 
-    rule:     its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
-    severity: `wrong`: it does not hold; `suspect`: it needs an explanation; `note`: a reader has to know it
-    """
-
-    rule: str
-    severity: Severity
+    rule: str  # its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
+    severity: Severity  # `wrong`: it does not hold; `suspect`: it needs an explanation; `note`: to be known
     message: str
 
 
 class Metric(StrictRecord):
-    """One number that a client reported, or that follows from other numbers of its run.
-
-    name:      `throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`,
-               `decode_step` (latency of one step); `concurrency`; or the client's own name for anything else
-    unit:      `ms` for all latencies, `s` for durations, `tok/s`, `req/s`, `1`, `GiB`, `tokens`
-    scope:     `instance` is one engine, however many GPUs it has; `decode_gpu` is one of the GPUs that only
-               decode, `prefill_gpu` one of the others
-    tokens:    the kind of tokens; `total` is input and output
-    statistic: `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
-    derived:   how it follows from other numbers of the run; empty: the client reported it
-    label:     what a document calls it, if that leaves its scope or tokens open
-    """
+    """One number that a client reported, or that follows from other numbers of its run."""
 
     name: str
+    """`throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`, `decode_step`
+    (latency of one step); `concurrency`; or the client's own name for anything else."""
     value: float
-    unit: str
+    unit: str  # `ms` for all latencies, `s` for durations, `tok/s`, `req/s`, `1`, `GiB`, `tokens`
     scope: Scope = "unknown"
-    tokens: Tokens = "none"
-    statistic: str = "total"
-    derived: str = ""
-    label: str = ""
+    """`instance` is one engine, however many GPUs it has; `decode_gpu` is one of the GPUs that only decode,
+    `prefill_gpu` one of the others."""
+    tokens: Tokens = "none"  # the kind of tokens; `total` is input and output
+    statistic: str = "total"  # `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
+    derived: str = ""  # how it follows from other numbers of the run; empty: the client reported it
+    label: str = ""  # what a document calls it, if that leaves its scope or tokens open
 
 
 class Parallelism(StrictRecord):
@@ -85,30 +74,20 @@ class Parallelism(StrictRecord):
 
 
 class OfferedLoad(StrictRecord):
-    """The load that the client was asked for.
-
-    input_len, output_len: tokens of a request, as asked for; the mean of a range
-    longest_*_len:         the longest of a range, if the client says nothing else of it
-    range_ratio:           the shortest of a range over its longest
-    concurrency:           most requests in flight that the client allows
-    request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
-    burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
-    ramp_up:               how the rate grows at the start; empty: it does not, or that is not said
-    warmup_s, cooldown_s:  time at either end that is not in the numbers
-    """
+    """The load that the client was asked for."""
 
     dataset: str = ""
-    input_len: float | None = None
+    input_len: float | None = None  # tokens of a request, as asked for; the mean of a range
     output_len: float | None = None
-    longest_input_len: float | None = None
+    longest_input_len: float | None = None  # the longest of a range, if the client says nothing else of it
     longest_output_len: float | None = None
-    range_ratio: float | None = None
-    concurrency: float | None = None
-    request_rate: float | None = None
-    burstiness: float | None = None
-    ramp_up: str = ""
+    range_ratio: float | None = None  # the shortest of a range over its longest
+    concurrency: float | None = None  # most requests in flight that the client allows
+    request_rate: float | None = None  # a second; None: not said; 0: all at once (the clients' `inf`)
+    burstiness: float | None = None  # shape of the gamma distribution of times between requests; 1: Poisson
+    ramp_up: str = ""  # how the rate grows at the start; empty: it does not, or that is not said
     num_prompts: int | None = None
-    warmup_s: float | None = None
+    warmup_s: float | None = None  # time at either end that is not in the numbers
     cooldown_s: float | None = None
     prefix_cached: bool | None = None
 
@@ -135,32 +114,24 @@ class RequestSamples(StrictRecord):
 
 
 class ServingRun(StrictRecord):
-    """One run of one client against one engine: one row.
-
-    client:        the format of the file: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
-    hardware:      the name of the GPU or CPU as given; empty: not said
-    engine:        the engine by its own report or by the format; empty: not said
-    protocol:      the client's `backend`: `vllm` and `openai` are OpenAI's protocol, which all engines speak
-    configuration: name of the documented configuration that it ran (harness/serving/published_documents.py)
-    extra:         all that the client wrote and that has no place here, by its own key
-    notes:         what was repaired or assumed in reading this row
-    """
+    """One run of one client against one engine: one row."""
 
     id: str
-    client: str
+    client: str  # the format of the file: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
     source: str
     label: str = ""
     date: str = ""
     model: str = ""
     precision: str = ""
-    hardware: str = ""
+    hardware: str = ""  # the name of the GPU or CPU as given; empty: not said
     gpus: int | None = None
     nodes: int | None = None
-    engine: str = ""
+    engine: str = ""  # by its own report or by the format; empty: not said
     protocol: str = ""
+    """The client's `backend`: `vllm` and `openai` are OpenAI's protocol, which all engines speak."""
     version: str = ""
     image: str = ""
-    configuration: str = ""
+    configuration: str = ""  # the name of the one that it ran (harness/serving/published_documents.py)
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     parallelism: Parallelism = Parallelism()
@@ -169,8 +140,8 @@ class ServingRun(StrictRecord):
     totals: Totals = Totals()
     metrics: tuple[Metric, ...] = ()
     samples: RequestSamples = RequestSamples()
-    extra: dict[str, Any] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    extra: dict[str, Any] = Field(default_factory=dict)  # what has no place here, by the client's own key
+    notes: tuple[str, ...] = ()  # what was repaired or assumed in reading this row
     findings: tuple[Finding, ...] = ()
 
     def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
@@ -178,12 +149,12 @@ class ServingRun(StrictRecord):
         return first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
 
     def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
-        """Its value; None if the run has no such metric."""
+        """The value of that metric; None if the run has no such metric."""
         metric = self.metric(name, statistic, tokens, scope)
         return metric.value if metric else None
 
     def reported_ms(self, name: str, statistic: str = "mean") -> float | None:
-        """A latency in ms as the client reported it, and not as it follows from others."""
+        """A latency in ms if the client reported it; None if it lacks or only follows from other numbers."""
         reported = (metric for metric in self.metrics if not metric.derived)
         metric = first(reported, name=name, statistic=statistic, unit="ms")
         return metric.value if metric else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
 
-UNFINISHED = ("", "given up")  # values of `harness.serving.ab.result.finished` for a record that can go on
+UNFINISHED = ("", "given up")  # values of `harness.serving.ab.result.ending` for a record that can go on
 
 
 def _percent(text: str | None) -> float | None:
@@ -73,10 +73,11 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     from harness.cli.serving.ab_display import planned
     from harness.plan.budget import parse_seconds
     from harness.progress import Progress
+    from harness.serving.ab.expected import predicted
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, require_none
-    from harness.serving.ab.result import finished, predicted
+    from harness.serving.ab.result import ending
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
@@ -104,10 +105,10 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
         if json_to != "-":
             print(text)
         return
-    if record is None or finished(record) in UNFINISHED:
+    if record is None or ending(record) in UNFINISHED:
         require_programs(plan)
     record = record or Record.begin(folder, plan, facts)
-    sys.exit(_run(record, budget_s, text, json_to, quiet))
+    sys.exit(_run(record, text, budget_s, json_to, quiet))
 
 
 def _print_template(name: str, json_to: str | None) -> None:
@@ -122,7 +123,8 @@ def _print_template(name: str, json_to: str | None) -> None:
 
 
 def _plan(changes: JsonObject, options: Mapping[str, Any]) -> Plan | None:
-    """The plan of the file, or of the options; None where neither is given. changes: of the plan"""
+    """The plan of the file, or of the options; None where neither is given. changes: fields that replace its
+    own"""
     from harness.serving.ab.plan import made
 
     file, launch, client, arms = (options[name] for name in ("file", "launch", "client", "arms"))
@@ -154,17 +156,17 @@ def parse_arm(text: str) -> tuple[str, JsonObject]:
     return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(flags)}
 
 
-def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
-    """Measures what the record lacks, prints the result and returns the exit code. text: what will be done"""
+def _run(record: Record, plan: str, budget_s: float | None, json_to: str | None, quiet: bool) -> int:
+    """Measures what the record lacks, prints the result and returns the exit code. plan: as it is printed"""
     from harness.cli.serving.ab_display import shown
     from harness.progress import Progress
     from harness.report.terminal import show
-    from harness.serving.ab.result import finished, summary
+    from harness.serving.ab.result import ending, summary
     from harness.serving.ab.session import Session
 
     log = Progress(quiet).note
-    if finished(record) in UNFINISHED:
-        log(text)
+    if ending(record) in UNFINISHED:
+        log(plan)
         record.hold(log)
         handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a SIGTERM stops like Control-C
         try:

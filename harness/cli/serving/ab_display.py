@@ -11,26 +11,11 @@ from harness.files import JsonObject
 from harness.report.fitting_table import table_of
 from harness.report.terminal import plain_text
 from harness.report.text import ranged
-from harness.serving.ab.plan import Plan, client, launch
-from harness.serving.ab.record import Record
-from harness.serving.ab.result import (
-    BUSY_FROM,
-    LOOKS,
-    MOST_LOOKED_AT,
-    MOST_PAIRS,
-    NAMES,
-    PREDICTED_OF,
-    SPREAD,
-    closing,
-    confidence,
-    in_percent,
-    looks,
-    order,
-    pair_seconds,
-    pairs_for,
-    row,
-    warning,
-)
+from harness.serving.ab.effect import LOOKS, MOST_PAIRS, confidence, looks, pairs_for, usual_spread
+from harness.serving.ab.expected import of_what
+from harness.serving.ab.plan import Plan, client_command, launch_command
+from harness.serving.ab.record import Record, pair_seconds
+from harness.serving.ab.result import NAMES, closing, in_percent, row, warning
 from harness.serving.ledger import Prediction
 
 CHANGES = (1.0, 2.0, 5.0)  # effects in per cent, for which a plan tells how many pairs find them
@@ -48,17 +33,17 @@ def planned(
     lines = []
     for number, arm in enumerate(plan.arms):
         port, cache = plan.port + 10 * number, folder / "cache" / arm
-        result = folder / "launches" / f"000-0-{arm}" / "result.json"
-        warm = client(plan, arm, port, plan.seed, result.with_name("warm-up.json"), cache, warm_up=True)
+        files = folder / "launches" / f"000-0-{arm}"
+        warming = client_command(plan.for_warm_up(), arm, port, plan.seed, files / "warm-up.json", cache)
         lines += [
             f"{arm}:",
-            f"  server   {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}",
-            f"  warm-up  {warm}",
-            f"  client   {client(plan, arm, port, plan.seed, result, cache)}",
+            f"  server   {launch_command(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}",
+            f"  warm-up  {warming}",
+            f"  client   {client_command(plan, arm, port, plan.seed, files / 'result.json', cache)}",
         ]
     looked_at = looks(plan.pairs)
     pair_s = pair_seconds(plan, record)
-    first_pairs = "; ".join(" ".join(order(list(plan.arms), pair)) for pair in (1, 2, 3))
+    first_pairs = "; ".join(" ".join(plan.order(pair)) for pair in (1, 2, 3))
     source = "as the launches so far took" if record and record.of("stopped") else "as the plan expects"
     lines += [
         "",
@@ -78,10 +63,8 @@ def planned(
         by = ranged(change, low, high, "+.2f", " %")
         arm = f"{prediction.of}: " if prediction.of else ""
         notes.append(f"expected: {arm}{NAMES[metric]} changes by {by}")
-    assumptions = dict.fromkeys(text for prediction in predictions for text in prediction.assumptions)
-    for text in assumptions:
-        if text.startswith(PREDICTED_OF):
-            notes.append(f"note: {text}: nothing here says whether the plan's is that")
+    for text in of_what(predictions):
+        notes.append(f"note: {text}: nothing here says whether the plan's is that")
     if notes:
         lines += ["", *notes]
     return "\n".join(lines)
@@ -89,13 +72,11 @@ def planned(
 
 def _needed(plan: Plan, pair_s: float) -> str:
     """A table of the number of pairs that find an effect four times in five."""
-    busy, quiet = SPREAD[plan.metric]
-    spread = busy if (plan.concurrency or 0) >= BUSY_FROM else quiet
-    arms = len(plan.others)
+    spread, arms = usual_spread(plan.metric, plan.concurrency), len(plan.others)
     rows = []
     for change in CHANGES:
         at_four_looks = None if plan.pairs else pairs_for(change, spread, confidence(None, arms), LOOKS)
-        at_one_look = pairs_for(change, spread, confidence(1, arms), MOST_LOOKED_AT)
+        at_one_look = pairs_for(change, spread, confidence(1, arms))
         pairs = at_four_looks or at_one_look
         if pairs is None:
             needed = f"over {MOST_PAIRS}"

@@ -1,4 +1,4 @@
-"""Tables of serving runs: one for each client, with what was found in them; as CSV."""
+"""What `serving load` writes of runs: a table for each client, with what was found in them, or a CSV."""
 
 from __future__ import annotations
 

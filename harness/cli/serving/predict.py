@@ -101,21 +101,20 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
     require_writable(json_to, None)
-    from shapes.attention import Parallel
     from shapes.deployment import Deployment
     from shapes.models import model as model_named
 
-    of_cases = ""
+    deployment_of_cases = ""
     if cases:
-        load, options["drafts"], of_cases = _read_cases(cases, options["drafts"])
+        load, options["drafts"], deployment_of_cases = _read_cases(cases, options["drafts"])
         loads = [load]
     else:
         loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
-    split = Parallel(tp=model.structure.parallel.tp, ep=model.structure.parallel.ep)
-    predicted = Deployment(model_named("deepseek-r1"), split, kv=options["kv_dtype"]).text
-    if of_cases not in ("", predicted):
-        note = f"{cases} is of {of_cases}: only its load and drafts are taken"
+    parallel = model.structure.parallel
+    predicted = Deployment(model_named("deepseek-r1"), parallel, kv=options["kv_dtype"]).text
+    if deployment_of_cases not in ("", predicted):
+        note = f"{cases} is of {deployment_of_cases}: only its load and drafts are taken"
         model = replace(model, notes=(*model.notes, note))
     from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import outlook
@@ -125,7 +124,7 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
 
 
 def _read_cases(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
-    """The load of a file of cases, its drafts (else the user's), and its deployment, empty if unknown. Raises
+    """Load, drafts (the user's if it has none) and deployment (empty if unknown) of a file of cases. Raises
     UsageError where it has no load, and where the user gives another load or other drafts."""
     from harness.serving.link.load import Load
     from shapes.suites import cases_file

@@ -42,7 +42,7 @@ def prediction(
     if last.changes:
         answer = worth(changes, last.changes, last.load.concurrency)
         parts = [answer, where, "", table_of([_changes(outlook) for outlook in outlooks])]
-    elif not last.needs:
+    elif not last.needs:  # `what-if` always has needs
         parts += ["", _outlooks(link, outlooks), *_shares(last)]
     if last.needs and target_ms is not None:
         speedups = [[need.reach for need in outlook.needs] for outlook in outlooks]

@@ -96,7 +96,7 @@ WORDS_OF_SUMMARY = WORDS[:3]
 
 def ledger_json(rows: Sequence[LedgerRow]) -> str:
     lines = [
-        {"row": line.row, "quantity": line.kind[0], "unit": line.kind[1], "method": line.method,
+        {"row": line.row, "quantity": line.quantity, "unit": line.unit, "method": line.method,
          "off": line.off, "verdict": line.verdict, "blind": line.blind}
         for row in rows for line in ledger_lines(row)
     ]  # fmt: skip
@@ -152,10 +152,10 @@ def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
         yield dict.fromkeys(COLUMNS, "") | {"quantity": "neither predicted nor observed yet"}
     above = None  # the observation of the line above
     for line in lines:
-        seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
+        seen, predicted, quantity = line.observation, line.prediction, line.quantity
         if seen and seen is not above:
             verdict = "" if predicted else line.verdict
-            sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(unit)}"
+            sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(line.unit)}"
             cells = (quantity, "observed", _value(seen), verdict, "", sides)
             yield dict(zip(COLUMNS, cells, strict=True))
         if predicted:

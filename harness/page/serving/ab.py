@@ -80,7 +80,7 @@ def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
 
 
 def _marks(launches: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]) -> Iterator[JsonObject]:
-    """The data of a point for each launch. That of the base also stands for the line of its pair."""
+    """The data of a point for each launch. The point of the base also has the ends of its pair's line."""
     for pair, by_arm in launches.items():
         values = {arm: by_arm[arm]["metrics"][metric] for arm in arms}
         known = [value for value in values.values() if value is not None]

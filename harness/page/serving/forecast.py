@@ -73,7 +73,7 @@ def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
         return PageSection(anchor("forecast", title), title, "No load is predicted in this document.")
     charts = [
         *_parts(forecast, title),
-        *(_by_concurrency(forecast, title, *quantity) for quantity in QUANTITIES),
+        *(_by_concurrency(forecast, title, quantity) for quantity in QUANTITIES),
         *_needs(forecast, title),
     ]
     return PageSection(anchor("forecast", title), title, _headline(forecast), charts, list(_notes(forecast)))
@@ -157,11 +157,12 @@ def _bars(marks: list[dict[str, Any]]) -> alt.TopLevelMixin:
     )
 
 
-def _by_concurrency(forecast: Document, title: str, key: str, quantity: str, name: str, unit: str) -> Chart:
-    """The chart of one of QUANTITIES, whose entry the last four arguments are."""
+def _by_concurrency(forecast: Document, title: str, quantity: tuple[str, str, str, str]) -> Chart:
+    """The chart of an entry of QUANTITIES."""
+    key, predicted, name, unit = quantity
     marks: list[dict[str, Any]] = []
     for workload in forecast.workloads:
-        now, change = getattr(workload, key), workload.change(quantity)
+        now, change = getattr(workload, key), workload.change(predicted)
         sides = [(BEFORE_CHANGES if change else AS_IT_IS, now.value, now.low, now.high)]
         if change and change.before is not None and change.after is not None:
             low, high = (None if end is None else change.before + end for end in (change.low, change.high))

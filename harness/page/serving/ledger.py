@@ -37,7 +37,10 @@ def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
         anchor=anchor("ledger", title),
         title=title,
         headline=_headline(lines),
-        charts=[_chart(of_kind, title) for of_kind in grouped(lines, lambda line: line.kind).values()],
+        charts=[
+            _chart(of_kind, title)
+            for of_kind in grouped(lines, lambda line: (line.quantity, line.unit)).values()
+        ],
         notes=[
             *((", ".join(ids), text) for text, ids in explanations(rows).items()),
             *((name, "nothing predicted, nothing observed") for name in empty),
@@ -57,7 +60,7 @@ def _headline(lines: Sequence[LedgerLine]) -> str:
 
 def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
     """The chart of lines of one kind."""
-    quantity, unit = lines[0].kind[0], unit_text(lines[0].kind[1])
+    quantity, unit = lines[0].quantity, unit_text(lines[0].unit)
     names = []
     for line in lines:
         part = f": {line.prediction.of} alone" if line.prediction and line.prediction.of else ""
@@ -99,7 +102,7 @@ def _row(name: str, line: LedgerLine) -> dict[str, Any]:
 
 def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
     """The data of a line's prediction and of its observation, where it has them."""
-    unit = unit_text(line.kind[1])
+    unit = unit_text(line.unit)
     marks: list[dict[str, Any]] = []
     for side, record in (("predicted", line.prediction), ("observed", line.observation)):
         if record is None:

@@ -26,7 +26,7 @@ import time
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_S = 0.05  # between two looks at processes that are to end
-IDLE_S = 60.0  # the longest sleep while the command runs
+IDLE_S = 60.0  # the longest wait for a signal or an order while the command runs
 MOST_S = 30.0  # the most for killing all processes, and for STOP beyond GRACE
 
 
@@ -63,7 +63,8 @@ def main() -> None:
 
 
 def _wait(orders: int, child: int) -> int | None:
-    """The command's exit code (a signal's is negative), or None to end it. It sleeps: it may take no time."""
+    """The command's exit code (a signal's is negative); None once it is to be ended. Waiting takes no CPU
+    time, which the server needs."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a signal writes into it, and ends the sleep
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -90,7 +91,7 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
         until = time.monotonic() + grace / 3
         are_left = True
         while are_left and time.monotonic() < until:
-            # They are listed before they are collected, so that the exit code of the last one is not missed.
+            # Collected after the look: else the last one could end between the two, and its code be lost.
             are_left = bool(descendants(os.getpid()))
             ended = _reap(child)
             code = code if ended is None else ended

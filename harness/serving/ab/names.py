@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from harness.files import JsonObject
-from harness.serving.ab.plan import FOREIGN, SHELLS, Command, Plan, launch
+from harness.serving.ab.plan import FOREIGN, SHELLS, Command, Plan, launch_command
 from harness.serving.ab.templates import gone
 
 ASK = """import importlib.util, json, sys
@@ -42,31 +42,36 @@ FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # a field of SGLang's
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
     """An entry for each differing name that nothing reads: `name`, `found` (False) and `says`. If the engine
-    cannot be looked into, also an entry without `name`: `found` is None, and `says` has the reason."""
+    cannot be looked into, these are the names that templates.toml knows to be gone, after an entry without
+    `name`, whose `found` is None and whose `says` has the reason."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
         return []
-    package, roots, why = _installed(launch(plan, plan.base, "a-name", plan.port, Path("/cache")))
     entries: list[JsonObject] = []
-    if why:
-        entries.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
-        unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
-    else:
+    try:
+        package, roots = _installed(launch_command(plan, plan.base))
         say(f"looking up {', '.join(names)} in what is installed")
         unread = [*_variables(variables, roots), *_flags(flags, package)]
+    except _NotLookedInto as why:
+        entries.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
+        unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
     for name, says in unread:
         today = f"; today: {gone()[name]}" if gone().get(name) else ""
         entries.append({"name": name, "found": False, "says": says + today})
     return entries
 
 
-def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
-    """The engine's package and the folders that its Python searches; or why they are not known."""
+class _NotLookedInto(Exception):
+    """Where the engine is installed is not known, for this reason."""
+
+
+def _installed(command: Command) -> tuple[list[Path], list[Path]]:
+    """The engine's package, and all folders in which something may read a variable. Raises _NotLookedInto."""
     program, *arguments = command.words
     name, module = Path(program).name, ""
     if name in (*FOREIGN, *SHELLS, "mpirun"):
-        return [], [], f"the engine of a command that {name} runs is not looked into"
+        raise _NotLookedInto(f"the engine of a command that {name} runs is not looked into")
     if not re.fullmatch(r"python[\d.]*", name):
         # A script that pip installs: its first line has the Python, and it imports the engine.
         text = Path(program).read_text("utf-8", errors="replace")[:4096] if Path(program).is_file() else ""
@@ -80,11 +85,11 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
         done = subprocess.run(ask, env=command.environment(), capture_output=True, timeout=120, check=True)
         package, paths = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return [], [], f"{command.words[0]} is not here, or no Python program"
+        raise _NotLookedInto(f"{command.words[0]} is not here, or no Python program") from None
     own = [*map(Path, package), *(Path(word) for word in arguments if word.endswith(".py"))]
     if not own:
-        return [], [], f"no {module or 'engine'} is installed for {program}"
-    return own, [*own, *map(Path, [*paths, *LIBRARIES])], ""
+        raise _NotLookedInto(f"no {module or 'engine'} is installed for {program}")
+    return own, [*own, *map(Path, [*paths, *LIBRARIES])]
 
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
@@ -124,6 +129,7 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
     of_server = [text for text in sources if "add_cli_args_from_dataclass" in text or FIELD.search(text)]
     fields = {flag: field for source in of_server or sources for flag, field in _declared(source)}
     for name in examined:
+        # Engines take `--a.b` as key b of the flag `--a`, `--a_b` as `--a-b`, and `--no-a` as `--a` off.
         flag = "--" + name[2:].partition(".")[0].replace("_", "-")
         if flag not in fields:
             flag = flag.replace("--no-", "--", 1)

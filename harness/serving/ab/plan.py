@@ -24,6 +24,7 @@ METRICS |= {"ttft_median": ("ttft", "median"), "throughput": ("throughput", "", 
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is not a child of theirs
 SHELLS = ("sh", "bash")
+NOWHERE = Path()  # the folder and the file of a command that is only looked at
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 # A word that only a shell understands: an operator, a redirection, a `;` at its end, a variable, a command.
@@ -58,35 +59,27 @@ class Arm(StrictRecord):
 class Plan(StrictRecord):
     """One experiment, as its TOML file has it (docs/serving-ab.md).
 
-    launch, client, stop: commands; no shell runs them. Placeholders in braces are filled in
-    arms:       the first is compared with the others
-    env:        variables of all arms
-    warm_up:    the command that warms the server up; by default the client's with warm_up_prompts
-    ready:      a path that answers 200 once the server serves
-    flush:      a path to POST to before a measured run
-    port:       the first port that is tried; each launch takes another
-    margin:     the least effect, in per cent, that matters
-    pairs:      the number of pairs, judged when all are there; None: at most 12, judged after 4, 6, 8 and 12
-    *_minutes:  the expected time of a launch and of a run, used until the first ones are measured
+    launch, client, stop and warm_up are commands; no shell runs them. Placeholders in braces are filled in.
     """
 
     launch: str
     client: str
-    arms: dict[str, Arm] = Field(min_length=2)
-    env: Environment = Field(default_factory=dict)
+    arms: dict[str, Arm] = Field(min_length=2)  # the first is compared with the others
+    env: Environment = Field(default_factory=dict)  # variables of all arms
     image: str = ""
     prompts: int | None = Field(default=None, gt=0)
     warm_up_prompts: int | None = Field(default=None, gt=0)
-    warm_up: str = ""
-    ready: str = Field(default="/health", pattern="^/")
-    flush: str = Field(default="", pattern="^(/|$)")
+    warm_up: str = ""  # by default the client's command, with warm_up_prompts
+    ready: str = Field(default="/health", pattern="^/")  # a path that answers 200 once the server serves
+    flush: str = Field(default="", pattern="^(/|$)")  # a path to POST to before a measured run
     stop: str = ""
-    port: int = Field(default=30000, ge=1024, le=63000)
+    port: int = Field(default=30000, ge=1024, le=63000)  # the first that is tried; each launch takes another
     metric: Literal["tpot", "ttft", "ttft_median", "throughput"] = "tpot"
-    margin: float = Field(default=1.0, gt=0, lt=50)
+    margin: float = Field(default=1.0, gt=0, lt=50)  # the least effect, in per cent, that matters
     pairs: int | None = Field(default=None, ge=1)
+    """The number of pairs, judged when all are there; None: at most 12, judged after 4, 6, 8 and 12."""
     seed: int = Field(default=1, ge=0, lt=2**31)
-    launch_minutes: float = Field(default=10.0, gt=0)
+    launch_minutes: float = Field(default=10.0, gt=0)  # expected, until the first ones are measured
     run_minutes: float = Field(default=8.0, gt=0)
     first_ready_timeout: Seconds = 3600.0
     ready_timeout: Seconds = 1800.0
@@ -114,6 +107,17 @@ class Plan(StrictRecord):
         """A number in the client's command; None if it is there twice, or not at all."""
         numbers = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
         return int(numbers[0]) if len(numbers) == 1 else None
+
+    def order(self, pair: int) -> list[str]:
+        """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects them equally.
+        Pair 0 is launched in their own order."""
+        arms = list(self.arms)
+        return arms[::-1] if pair > 0 and pair % 2 == 0 else arms
+
+    def for_warm_up(self) -> Plan:
+        """The plan with the client that warms the server up, and with the number of its prompts."""
+        prompts = self.warm_up_prompts or self.prompts
+        return self.model_copy(update={"client": self.warm_up or self.client, "prompts": prompts})
 
     def variables(self, arm: str) -> dict[str, str]:
         return {**self.env, **self.arms[arm].env}
@@ -169,7 +173,8 @@ def made(values: Mapping[str, object], where: str) -> Plan:
 
 
 def _examine(plan: Plan) -> None:
-    """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement."""
+    """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement. The
+    commands that it makes are only looked at, so their values stay at the defaults."""
     if "{port}" not in plan.launch:
         raise UsageError("no {port} in the launch command: each launch takes another port")
     if "{url}" not in plan.client and "{port}" not in plan.client:
@@ -180,11 +185,11 @@ def _examine(plan: Plan) -> None:
         raise UsageError("no {seed} in the client command: each pair sends other prompts, both arms the same")
     if "{prompts}" in plan.client and plan.prompts is None:
         raise UsageError("{prompts} stands in the client command: say how many with `prompts`")
-    client(plan, plan.base, 0, 0, Path(), Path(), warm_up=True)  # for its UsageError
+    client_command(plan.for_warm_up(), plan.base)  # raises UsageError for what cannot be filled in
     for arm, changes in plan.arms.items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", arm):
             raise UsageError(f"an arm is named with letters, digits and .+-_ only, not {arm!r}")
-        words = launch(plan, arm, "a-name", 0, Path()).words
+        words = launch_command(plan, arm).words
         programs = [Path(word).name for word in words[:4]]  # also behind sudo, or env A=1
         docker = next((name for name in programs if name in CONTAINERS), "")
         if docker and not plan.stop:
@@ -201,10 +206,12 @@ def _examine(plan: Plan) -> None:
         if changes.image and "{image}" not in plan.launch:
             raise UsageError(f"arm {arm} has an image, and no {{image}} stands in the launch command")
         if plan.stop:
-            stop(plan, arm, "a-name", 0)  # for its UsageError
+            stop_command(plan, arm)  # raises UsageError for what cannot be filled in
 
 
-def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
+def launch_command(
+    plan: Plan, arm: str, name: str = "a-name", port: int = 0, cache: Path = NOWHERE
+) -> Command:
     """The command that starts the server of an arm. Its flags come at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
@@ -215,33 +222,32 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
             for_docker += ["-e", f"{key}={value}"]
     lists = {"env": for_docker, "flags": [_filled(word, values) for word in flags]}
     text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
-    command = _command(text, "launch", values, lists)
+    command = _command(text, "launch", {**values, **lists})
     return Command(command.words, {**command.variables, **variables})
 
 
-def client(
-    plan: Plan, arm: str, port: int, seed: int, result: Path, cache: Path, *, warm_up: bool = False
+def client_command(
+    plan: Plan, arm: str, port: int = 0, seed: int = 0, result: Path = NOWHERE, cache: Path = NOWHERE
 ) -> Command:
-    """The command that calls the server. For a warm-up it may be another one, or send fewer prompts."""
-    prompts = (plan.warm_up_prompts if warm_up else None) or plan.prompts
-    values = {"seed": str(seed), "result": str(result), "prompts": str(prompts)}
-    text = (plan.warm_up if warm_up else "") or plan.client
-    return _command(text, "client", {**_values(arm, port, cache), **values})
+    """The command that calls the server."""
+    values = {"seed": str(seed), "result": str(result), "prompts": str(plan.prompts)}
+    return _command(plan.client, "client", {**_values(arm, port, cache), **values})
 
 
-def stop(plan: Plan, arm: str, name: str, port: int) -> Command:
-    return _command(plan.stop, "stop", {**_values(arm, port, Path()), "name": name})
+def stop_command(plan: Plan, arm: str, name: str = "a-name", port: int = 0) -> Command:
+    return _command(plan.stop, "stop", {**_values(arm, port, NOWHERE), "name": name})
 
 
 def require_programs(plan: Plan) -> None:
     """Raises NothingRan if a command's program is missing here, before anything is started."""
-    server = launch(plan, plan.base, "", 0, Path())
-    for what, command in (("launch", server), ("client", client(plan, plan.base, 0, 0, Path(), Path()))):
+    commands = {"launch": launch_command(plan, plan.base), "client": client_command(plan, plan.base)}
+    for what, command in commands.items():
         if shutil.which(command.words[0]) is None:
             raise NothingRan(f"{what}: there is no program {command.words[0]} here")
 
 
 def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
+    """What the placeholders stand for that all commands have."""
     return {"port": str(port), "url": f"http://127.0.0.1:{port}", "arm": arm, "cache": str(cache)}
 
 
@@ -254,28 +260,26 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return f"{option}{equals}{Path(value).absolute()}" if is_path and Path(value).exists() else word
 
 
-def _command(
-    text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
-) -> Command:
+def _command(text: str, what: str, values: Mapping[str, str | list[str]]) -> Command:
     """Splits the text as a shell does; `A=1` in front sets a variable. Raises UsageError.
 
-    what:  the command's name in messages
-    lists: placeholders that stand for several words, or for none
+    what:   the command's name in messages
+    values: what each placeholder stands for; a list stands for several words, or for none
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UsageError(f"cannot read the {what} command: {error}") from None
-    every = {**values, **{key: shlex.join(several) for key, several in lists.items()}}
-    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in every]:
-        known = " ".join(f"{{{name}}}" for name in every)
+    texts = {name: value if isinstance(value, str) else shlex.join(value) for name, value in values.items()}
+    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in texts]:
+        known = " ".join(f"{{{name}}}" for name in texts)
         raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {known}")
     variables: dict[str, str | None] = {}
     if words[:1] == ["env"] and words[1:] and re.match(r"[A-Za-z_]\w*=", words[1]):
         words = words[1:]  # variables that `env` sets would take precedence over those of an arm
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        variables[name] = _filled(value, values)
+        variables[name] = _filled(value, texts)
     in_shell = bool(words) and Path(words[0]).name in SHELLS
     filled: list[str] = []
     for word in words:
@@ -285,10 +289,11 @@ def _command(
                 "value, or put the command into a script that ends with exec"
             )
         placeholder = PLACEHOLDER.fullmatch(word)
-        if placeholder and placeholder[1] in lists:
-            filled += lists[placeholder[1]]
+        several = values.get(placeholder[1]) if placeholder else None
+        if isinstance(several, list):
+            filled += several
         else:
-            filled.append(_filled(word, every))
+            filled.append(_filled(word, texts))
     if not filled:
         raise UsageError(f"the {what} command is empty")
     if program := shutil.which(filled[0]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ class Record:
         return pairs
 
     def values(self, metric: str, arms: Sequence[str]) -> list[tuple[float, ...]]:
-        """The metric's values of these arms, for each finished pair in which all of them have it."""
+        """The metric's value of each of these arms, in a tuple for each finished pair. A pair in which a
+        client did not report the metric is left out."""
         counted = [runs for pair, runs in self.pairs().items() if pair > 0]
         values = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in counted]
         return [of_pair for of_pair in values if None not in of_pair]
@@ -99,6 +101,20 @@ class Record:
         """The folder of an event's launch."""
         name = f"{about['pair']:03d}-{about['attempt']}-{about['arm']}"
         return self.folder.absolute() / "launches" / name
+
+
+def pair_seconds(plan: Plan, record: Record | None) -> float:
+    """Seconds that one launch of each arm takes: as measured so far, or as the plan expects."""
+    arms = len(plan.arms)
+    launches_s = [event["seconds"] for event in record.of("stopped", ok=True)] if record else []
+    if len(launches_s) > arms:
+        launches_s = launches_s[arms:]  # the first launch of an arm fills caches
+    if launches_s:
+        return arms * statistics.fmean(launches_s)
+    warm_up_runs = 1.0  # the warm-up's length, in runs
+    if plan.warm_up_prompts and plan.prompts:
+        warm_up_runs = plan.warm_up_prompts / plan.prompts
+    return 60 * arms * (plan.launch_minutes + plan.run_minutes * (1 + warm_up_runs))
 
 
 def require_none(folder: Path) -> None:

@@ -1,299 +1,22 @@
-"""The result of an A/B: when its pairs are looked at, the effects with their intervals, and lines on them.
-
-The unit is a launch. Runs of one launch share memory addresses, tuned kernels and clocks; taken as
-independent they give 23 to 59 % false verdicts at a nominal 5 %. So a pair is one launch of each arm, and its
-value the logarithm of their ratio. Looking after every pair and stopping at significance gives 18 % false
-verdicts. Four looks that share the error give less than 5 %.
-
-The record holds predictions from before the first launch. They are read from a file, or follow from runs of
-the suite in which the arms' variables were measured as settings.
-"""
+"""The result of an A/B by its record: plain values for --json, and the lines that are printed of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import re
-import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
-from harness.errors import UsageError
-from harness.files import JsonObject, read_toml
+from harness.files import JsonObject
 from harness.report.text import ranged
-from harness.results.journal import Journal
-from harness.results.read import load, run_folders
-from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan
+from harness.serving.ab.effect import MOST_PAIRS, Effect, confidence, effect, looks, more_pairs
+from harness.serving.ab.plan import METRICS, PLACEHOLDER
 from harness.serving.ab.record import Record
-from harness.serving.ledger import KernelChange, Prediction
-from harness.serving.link.load import Load
-from harness.serving.link.model import System, link
-from harness.serving.link.predictions import predict
-from harness.serving.names import KNOWN_ENGINES, hardware_name
-from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
-from harness.statistics.paired import VerdictName, verdict
+from harness.serving.ledger import Prediction
 
-TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
-DRAFTS = re.compile(
-    r"num[-_](?:speculative[-_]tokens|steps)\W+(?P<drafted>\d+)|num[-_]draft[-_]tokens\W+(?P<verified>\d+)"
-)
-PREDICTED_OF = "predicted of "
-
-
-def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
-    """The predictions of files and runs. Raises UsageError for a file or a run that gives none."""
-    predictions: list[Prediction] = []
-    runs = []
-    for name in names:
-        path = Path(name)
-        if path.suffix == ".json" and path.name != "run.json":
-            predictions += _of_file(plan, path)
-        else:
-            runs.append(name)
-    if runs:
-        for arm in plan.others:
-            changes = list(changes_of(plan, arm, runs))
-            predictions += [item.model_copy(update={"of": arm}) for item in of_link(plan, changes)]
-    return predictions
-
-
-def _of_file(plan: Plan, path: Path) -> list[Prediction]:
-    """The predictions in a file of `serving what-if --json` for the plan's concurrency. Raises UsageError if
-    the plan's commands name another engine, number of GPUs or length. Machine and model are only noted."""
-    fitting: list[list[Prediction]] = []  # the predictions of each workload of the plan's concurrency
-    predicted_for: JsonObject = {}
-    try:
-        document = json.loads(path.read_bytes())
-        where = f"{PREDICTED_OF}DeepSeek-R1 on {document['gpus']} x {document['hardware'].upper()}"
-        for workload in document["workloads"]:
-            if workload["load"]["concurrency"] == plan.concurrency:
-                predicted_for = {"drafts": 0} | document | workload["load"]  # older documents have no drafts
-                fitting.append([Prediction.model_validate(change) for change in workload["changes"]])
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        pass  # not a document of `what-if`
-    if len(fitting) != 1 or not fitting[0]:
-        load = f"{plan.concurrency} in flight" if plan.concurrency else "a client of unknown concurrency"
-        raise UsageError(f"{path} does not hold one prediction for {load}: `what-if --json FILE` writes one")
-    unlike = [
-        f"{name} {predicted_for[name]}, in the plan {value}"
-        for name, value in _of_commands(plan).items()
-        if value is not None and value != predicted_for[name]
-    ]
-    if unlike:
-        raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
-    return [item.model_copy(update={"assumptions": (where, *item.assumptions)}) for item in fitting[0]]
-
-
-def _of_commands(plan: Plan) -> JsonObject:
-    """Engine, number of GPUs, lengths and draft tokens by the plan's commands; None where they do not say."""
-    command = f"{plan.image} {plan.launch}"
-    tp = re.search(TP, plan.launch)
-    drafts = DRAFTS.search(plan.launch)
-    if drafts is None and "--speculative" in plan.launch:
-        raise UsageError("--predict: the launch command does not say how many tokens a step drafts")
-    if drafts is None:
-        draft_tokens = 0
-    elif drafts["drafted"]:
-        draft_tokens = int(drafts["drafted"])
-    else:  # SGLang's num-draft-tokens also counts the token that is verified with the drafts
-        draft_tokens = int(drafts["verified"]) - 1
-    return {
-        "engine": next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", command)), None),
-        "gpus": int(tp[1]) if tp else None,
-        "isl": plan.of_client("--(?:random-)?input-len"),
-        "osl": plan.of_client("--(?:random-)?output-len"),
-        "drafts": draft_tokens,
-    }
-
-
-def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
-    """The change of each op that a run timed under the variables of both arms. It is that of the
-    implementation which is fastest under the base's variables. The interval shows the scatter over cases."""
-    for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
-        run = Journal(folder).run()
-        before = _setting(run.settings, plan.variables(plan.base))
-        after = _setting(run.settings, plan.variables(arm))
-        cells = load(str(folder))
-        times_us = cells[cells.status == "ok"].pivot_table("time_us", ["case", "impl"], "arm")
-        if before == after or not {before, after} <= set(times_us.columns):
-            continue
-        fastest = times_us[[before, after]].dropna().sort_values(before).groupby("case").head(1)
-        logs = [math.log(before_us / after_us) for before_us, after_us in fastest.itertuples(index=False)]
-        mean = statistics.fmean(logs)
-        half_width = 1.645 * statistics.pstdev(logs)  # nine tenths of a normal distribution
-        low, high = math.exp(mean - half_width), math.exp(mean + half_width)
-        yield KernelChange(op=run.op, factor=math.exp(mean), low=low, high=high, source=str(folder))
-
-
-def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
-    """The name of the run's setting with the arm's values of all variables that its settings have; None if
-    it has no such setting.
-
-    settings: the variables of each setting of the run; variables: those of the arm
-    """
-    varied = {name for setting in settings.values() for name in setting}
-    arms_values = {name: value for name, value in variables.items() if name in varied}
-    return next((name for name, setting in settings.items() if setting == arms_values), None)
-
-
-def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """What changes of kernels are worth to the server that the plan's commands describe. Raises UsageError if
-    there is no change, or if the commands do not describe it."""
-    if not changes:
-        raise UsageError(
-            "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
-        )
-    deployment = _of_commands(plan)
-    isl, osl = deployment["isl"], deployment["osl"]
-    if not (plan.concurrency and isl and osl):
-        raise UsageError("--predict: the client command does not say both lengths and a concurrency")
-    machine = Journal(Path(changes[0].source)).run().provenance.get("machine", {})
-    hardware = hardware_name(str(machine.get("device", "")))
-    model = link(System(hardware=hardware, tp=deployment["gpus"] or 1, drafts=deployment["drafts"]))
-    return predict(model, Load(isl, osl, plan.concurrency, range_ratio=1.0), changes)
-
-
-LOOKS = (4, 6, 8, 12)
-"""The numbers of pairs after which an A/B is looked at: verdicts are only made then."""
-MOST_PAIRS = 200  # more pairs than this are not proposed
-POWER = 0.8  # the chance of finding an effect with which a number of pairs suffices for it
-SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]
-"""The deviation between launches by metric, in per cent, at concurrencies from BUSY_FROM on and below it."""
-BUSY_FROM = SPREAD["busy"]
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
-MOST_LOOKED_AT = range(2, MOST_PAIRS + 1)  # numbers of pairs of which one may be proposed
-
-
-def looks(pairs: int | None) -> tuple[int, ...]:
-    """The numbers of pairs after which there may be a verdict: only the user's number, if it is fixed."""
-    return LOOKS if pairs is None else (pairs,)
-
-
-def order(arms: list[str], pair: int) -> list[str]:
-    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects them equally."""
-    is_mirrored = pair > 0 and pair % 2 == 0
-    return arms[::-1] if is_mirrored else arms
-
-
-def pair_seconds(plan: Plan, record: Record | None) -> float:
-    """Seconds that one launch of each arm takes: as measured so far, or as the plan expects."""
-    arms = len(plan.arms)
-    launches_s = [event["seconds"] for event in record.of("stopped", ok=True)] if record else []
-    if len(launches_s) > arms:
-        launches_s = launches_s[arms:]  # the first launch of an arm fills caches
-    if launches_s:
-        return arms * statistics.fmean(launches_s)
-    warm_up_runs = 1.0  # the warm-up's length, in runs
-    if plan.warm_up_prompts and plan.prompts:
-        warm_up_runs = plan.warm_up_prompts / plan.prompts
-    return 60 * arms * (plan.launch_minutes + plan.run_minutes * (1 + warm_up_runs))
-
-
-def confidence(pairs: int | None, comparisons: int) -> float:
-    """The confidence of each interval: all looks and arms together are wrong in at most 5 % (Bonferroni)."""
-    return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The effect of an arm. A ratio above 1 means that it is faster: the base's time over its own, or its
-    throughput over the base's.
-
-    base, arm:         mean of the metric under each, in its own unit
-    low, high:         ends of the ratio's interval; 0 and infinity where pairs give none, as one pair
-    percent, interval: change of the metric itself, in per cent, and its interval; None where there is none
-    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over sqrt(2);
-                       None for one pair
-    """
-
-    pairs: int
-    base: float
-    arm: float
-    ratio: float
-    low: float
-    high: float
-    percent: float
-    interval: list[float] | None
-    confidence: float
-    launch_spread: float | None
-    verdict: VerdictName
-
-
-def effect(
-    base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
-) -> Effect:
-    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios.
-
-    base, arm: the metric in each pair; higher: whether more is better; level: the interval's confidence;
-    margin: in per cent
-    """
-    logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
-
-    def percent(log: float) -> float:
-        """The change of the metric where this is the logarithm of the ratio."""
-        return 100 * math.expm1(log if higher else -log)
-
-    mean = statistics.fmean(logs)
-    low, high = 0.0, math.inf
-    interval = launch_spread = None
-    half_width = mean_half_width(logs, level)
-    if half_width < 100:  # a wider one says nothing, and its ends are no floating-point numbers
-        low, high = math.exp(mean - half_width), math.exp(mean + half_width)
-        interval = sorted([percent(mean - half_width), percent(mean + half_width)])
-    if len(logs) > 1:
-        launch_spread = 100 * statistics.stdev(logs) / math.sqrt(2)
-    return Effect(
-        pairs=len(logs),
-        base=statistics.fmean(base),
-        arm=statistics.fmean(arm),
-        ratio=math.exp(mean),
-        low=low,
-        high=high,
-        percent=percent(mean),
-        interval=interval,
-        confidence=level,
-        launch_spread=launch_spread,
-        verdict=verdict(low, high, noise=0.0, margin=margin / 100),
-    )
-
-
-def power(change: float, pairs: int, launch_spread: float, level: float) -> float:
-    """The chance that two or more pairs tell a change from none.
-
-    change, launch_spread: in per cent; level: the confidence of the interval
-    """
-    from scipy.special import nctdtr
-
-    shift = math.log1p(change / 100) / (launch_spread / 100 * math.sqrt(2 / pairs))
-    return 1 - float(nctdtr(pairs - 1, shift, students_t(pairs - 1, level)))
-
-
-def pairs_for(change: float, launch_spread: float, level: float, among: Sequence[int]) -> int | None:
-    """The least of these numbers of pairs that finds a change four times in five; None if none does.
-
-    Arguments as for `power`; among: numbers of pairs, from 2 on
-    """
-    return next((pairs for pairs in among if power(change, pairs, launch_spread, level) >= POWER), None)
-
-
-def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
-    """How many more pairs would decide, if mean and scatter stay as they are, and the half width of the
-    interval then, in per cent. None if that takes too many, or if there is one pair."""
-    if found.launch_spread is None:
-        return None
-    from_one = abs(math.log(found.ratio))
-    narrow_enough = max(from_one, math.log1p(margin / 100) - from_one)  # for a difference, or for `same`
-    for pairs in range(found.pairs + 1, MOST_PAIRS + 1):
-        deviation = found.launch_spread / 100 * math.sqrt(2 / pairs)  # of the mean over pairs
-        half_width = students_t(pairs - 1, found.confidence) * deviation
-        if half_width < narrow_enough:
-            return pairs - found.pairs, 100 * half_width
-    return None
 
 
 def effects(record: Record, arm: str) -> dict[str, Effect]:
@@ -334,7 +57,7 @@ def summary(record: Record) -> JsonObject:
         "plan": plan.model_dump(),
         "engine": ready[-1] if ready else {},
         "pairs": _pairs_made(record),
-        "finished": finished(record),
+        "finished": ending(record),
         "verdicts": verdicts,
         "more_pairs": more,
         "expected": expected,
@@ -350,8 +73,8 @@ def _pairs_made(record: Record) -> int:
     return len(record.pairs().keys() - {0})
 
 
-def finished(record: Record) -> str:
-    """Why there are no more pairs; empty if time was over, or it was killed."""
+def ending(record: Record) -> str:
+    """`all pairs made`, `decided` or `given up`; empty if time was over, or it was killed."""
     pairs = _pairs_made(record)
     if any(event["pair"] not in record.pairs() for event in record.of("given up")):
         return "given up"

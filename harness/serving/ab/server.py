@@ -180,7 +180,7 @@ class Server(Guarded):
     def _listener(self) -> int | None:
         """The process of this launch that listens on the port; None: none is seen."""
         sockets = listening(self.port)
-        return next((pid for pid in descendants(self.guard.pid) if sockets & _sockets_of(pid)), None)
+        return next((pid for pid in descendants(self.guard.pid) if sockets & _opened_by(pid)), None)
 
     def identity(self) -> dict[str, Any]:
         """What it reports of itself, and the variables with which it was started."""
@@ -246,11 +246,11 @@ def listening(port: int) -> set[str]:
     return inodes
 
 
-def _sockets_of(pid: int) -> set[str]:
-    """Inodes of a process's sockets, among names of its other files."""
-    inodes = set()
+def _opened_by(pid: int) -> set[str]:
+    """What a process has open: sockets by their inodes, and files by their paths."""
+    opened = set()
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
-    return inodes
+                opened.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return opened

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan, UsageError
-from harness.serving.ab.plan import METRICS, Command, client, launch, stop
-from harness.serving.ab.record import Record
-from harness.serving.ab.result import effects, looks, order, pair_seconds
+from harness.serving.ab.effect import looks
+from harness.serving.ab.plan import METRICS, Command, client_command, launch_command, stop_command
+from harness.serving.ab.record import Record, pair_seconds
+from harness.serving.ab.result import effects
 from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, held_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
@@ -50,7 +51,7 @@ class Session:
                 if self.until is not None and end > self.until:
                     self.say("the budget does not reach for another pair")
                     return
-                self.say(f"pair {pair} of at most {most}: {', '.join(order(list(self.plan.arms), pair))}")
+                self.say(f"pair {pair} of at most {most}: {', '.join(self.plan.order(pair))}")
             if not self._make(pair):
                 return
 
@@ -69,7 +70,7 @@ class Session:
         first = max(attempts, default=-1) + 1
         for attempt in range(first, first + REMAKES + 1):
             try:
-                for arm in order(list(self.plan.arms), pair):
+                for arm in self.plan.order(pair):
                     self._launch_on_free_port({"pair": pair, "attempt": attempt, "arm": arm})
                 self.record.append("pair", pair=pair, attempt=attempt)
                 return True
@@ -111,9 +112,9 @@ class Session:
         cache.mkdir(parents=True, exist_ok=True)
         record.append("launch", **about, number=number, port=port, name=name)
         started, ok = time.monotonic(), False
-        command = launch(plan, arm, name, port, cache)
+        command = launch_command(plan, arm, name, port, cache)
         guard: dict[str, Any] = {"keep": record.lock, "grace": plan.stop_timeout}
-        guard["stop"] = stop(plan, arm, name, port) if plan.stop else None
+        guard["stop"] = stop_command(plan, arm, name, port) if plan.stop else None
         try:
             with Server(command, port, folder / "server.log", **guard) as server:
                 limit_s = plan.ready_timeout if about["pair"] > 0 else plan.first_ready_timeout
@@ -128,6 +129,7 @@ class Session:
         except HarnessError as error:
             reason = f"{arm}: {error}"
             record.append("port taken" if isinstance(error, PortTaken) else "failed", **about, reason=reason)
+            # After a RunFailed the pair is made again; any other error ends the A/B.
             kind = type(error) if isinstance(error, RunFailed) else NothingRan
             raise kind(reason) from None
         finally:
@@ -137,16 +139,18 @@ class Session:
         """Warms the server up with other prompts, empties its prefix cache, and measures."""
         plan, arm, seed = self.plan, about["arm"], self.plan.seed + about["pair"]
         warm, result = folder / "warm-up.json", folder / "result.json"
-        warming = client(plan, arm, server.port, seed + WARM_UP_SEEDS, warm, cache, warm_up=True)
+        warm_up_seed = seed + WARM_UP_SEEDS
+        warming = client_command(plan.for_warm_up(), arm, server.port, warm_up_seed, warm, cache)
         self._call(server, warming, folder / "warm-up.log")
         if plan.flush:
             self._flush(server)
         began = time.monotonic()
-        self._call(server, client(plan, arm, server.port, seed, result, cache), folder / "client.log")
+        measuring = client_command(plan, arm, server.port, seed, result, cache)
+        self._call(server, measuring, folder / "client.log")
         seconds = round(time.monotonic() - began, 1)
         if not result.is_file():
             raise RunFailed(f"the client wrote no {result}: put {{result}} where it takes its output file")
-        run = counted(result, plan.prompts_asked)
+        run = whole_run(result, plan.prompts_asked)
         metrics = {name: run.value(*metric) for name, metric in METRICS.items()}
         if metrics[plan.metric] is None:
             raise RunFailed(f"{result} has no {plan.metric}: name a `metric` that the client measures")
@@ -185,7 +189,7 @@ class Session:
                 raise RunFailed(f"the client {process.how_it_ended()}; {process.last_words()}")
 
 
-def counted(result: Path, asked: int | None) -> ServingRun:
+def whole_run(result: Path, asked: int | None) -> ServingRun:
     """The run in a client's file. Raises RunFailed if its numbers are wrong, or it is not one whole run.
 
     asked: the number of requests that the plan's client was asked for; None: not said

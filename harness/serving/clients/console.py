@@ -1,8 +1,9 @@
 """Result blocks that serving clients print, as runs. formats/console.toml tells the meaning of each label.
 
 The load is also read from the command line before a block, if it is clear which block a command belongs to.
-vLLM's and SGLang's clients print their arguments (`Namespace(...)`) in the same run. A command counts if it
-is the only one before its block and the next block has one of its own. It must not contradict the block.
+vLLM's and SGLang's clients print their arguments (`Namespace(...)`) in the same run. A command that a user
+typed counts if it is the only one before its block and the next block has one of its own. It must not
+contradict the block.
 
 For lengths, vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so that their mean is L.
 SGLang's client draws from [L r, L]. In both r is 0 unless given. benchmark_serving.py had both meanings in
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from harness.serving.clients import trtllm
@@ -45,18 +47,17 @@ class Console(Format):
         """The runs of blocks that have numbers, and of trtllm-bench's reports, in the text's order."""
         runs = trtllm.reports(document)
         result_blocks = list(blocks(document.text))
-        lines_before = [*(block.before for block in result_blocks), None]
-        for block, next_before in zip(result_blocks, lines_before[1:], strict=True):
-            if run := _run(document, block, command_of(block.before, next_before)):
+        for block, following in zip_longest(result_blocks, result_blocks[1:]):
+            if run := _run(self, document, block, command_of(block, following)):
                 runs.append(run)
         return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))  # by line
 
 
-def _run(document: Document, block: Block, command: Command | None) -> ServingRun | None:
-    """The run of a block; None if the block has no numbers."""
+def _run(table: Format, document: Document, block: Block, command: Command | None) -> ServingRun | None:
+    """The run of a block; None if the block has no numbers. table: what console.toml says"""
     where = f"{document.path}:{block.line}"
-    sure = {key: text for key, text in block.values.items() if key not in (*block.conflicts, block.cut)}
-    row = Fields(where, sure, as_text=True)
+    unsure = (*block.conflicts, block.cut)
+    row = Fields(where, {key: text for key, text in block.values.items() if key not in unsure}, as_text=True)
     for label, (first, second) in block.conflicts.items():
         row.leave_out(label, f"stands there twice, as {first} and as {second}")
     if block.cut:
@@ -64,27 +65,42 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if not block.closed:
         message = "the block is broken off: its last line is missing, and what came before it may be"
         row.find("truncated", "suspect", message)
-    table = formats()["console"]
     values = _values(row, table)
-    if not any(values[label] is not None for label in values if label not in ("limit", "rate")):
+    measured = {label: value for label, value in values.items() if label not in ("limit", "rate")}
+    if all(value is None for value in measured.values()):
         return None
-    run = table.run(Fields(where, values, findings=row.findings))
-    labels = {*row.values}
-    if block.offline:
-        labels.add("offline")  # what console.toml has for the header of an offline run
+    run = table.run(Fields(where, values, findings=row.findings))  # what it finds is added to the row's
+    client = _client(table, block, row)
+    notes = list(table.more["notes"].get(client, ()))
+    backend = row.text("backend")
+    asked = None
+    if command and (contradiction := contradicts(command.asked(), run.workload, run.totals.completed)):
+        row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
+    elif command:
+        asked = command.asked()
+        how = "the arguments printed" if command.printed else "the command"
+        notes += [f"model and workload from {how} before the block", *asked.notes]
+        # What the block prints counts more.
+        printed = {key: value for key, value in run.workload.model_dump().items() if value not in (None, "")}
+        run = run.model_copy(update={"workload": asked.load.model_copy(update=printed), "model": asked.model})
+    return run.model_copy(
+        update={
+            "client": f"{client}.console",
+            "protocol": "" if block.offline else backend,
+            "engine": table.more["engines"].get(client) or engine(backend),
+            "mode": "offline" if block.offline else "online",
+            "notes": (*notes, *run.notes),
+            "findings": tuple(row.findings),
+            "extra": row.rest() | (asked.others if asked else {}),
+        }
+    )
+
+
+def _client(table: Format, block: Block, row: Fields) -> str:
+    """The client that printed a block, by the labels that only it has."""
+    labels = {*row.values, *(["offline"] if block.offline else [])}  # `offline` is of the header
     clients = table.more["clients"].items()
-    client = next((name for name, own in clients if not labels.isdisjoint(own)), "vllm.serve")
-    backend, notes = row.text("backend"), list(table.more["notes"].get(client, ()))
-    update: dict[str, Any] = {"client": f"{client}.console", "protocol": "" if block.offline else backend}
-    update["engine"] = table.more["engines"].get(client) or engine(backend)
-    update["mode"] = "offline" if block.offline else "online"
-    others: dict[str, Any] = {}
-    if command:
-        update["workload"], update["model"], command_notes, others = _asked(row, run, command)
-        notes += command_notes
-    update["notes"], update["findings"] = (*notes, *run.notes), tuple(row.findings)
-    update["extra"] = row.rest() | others
-    return run.model_copy(update=update)
+    return next((name for name, own in clients if not labels.isdisjoint(own)), "vllm.serve")
 
 
 def _values(row: Fields, table: Format) -> dict[str, Any]:
@@ -121,33 +137,25 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
     return None
 
 
-def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str], dict[str, Any]]:
-    """The workload with what the command before the block asked for; the model; notes; other options."""
-    requested, model, command_notes, others = command.workload()
-    if contradiction := contradicts(requested, run.workload, run.totals.completed):
-        row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
-        return run.workload, "", [], {}
-    printed = {name: value for name, value in run.workload.model_dump().items() if value not in (None, "")}
-    how = "the arguments printed" if command.printed else "the command"
-    notes = [f"model and workload from {how} before the block", *command_notes]
-    return requested.model_copy(update=printed), model, notes, others
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for."""
+
+    load: OfferedLoad
+    model: str
+    notes: list[str]  # on the lengths of the load
+    others: dict[str, Any]  # the other options
 
 
 @dataclass(frozen=True)
 class Command:
-    """A client's command line.
+    """A client's command line."""
 
-    program: `vllm`, `sglang`, or `script`, which both have been
-    options: by name, as text, with `_` between words
-    printed: whether the client printed it itself
-    """
+    program: str  # `vllm`, `sglang`, or `script`: benchmark_serving.py or bench_serving.py, of either
+    options: Mapping[str, str]  # by name, with `_` between words
+    printed: bool = False  # whether the client printed it itself
 
-    program: str
-    options: Mapping[str, str]
-    printed: bool = False
-
-    def workload(self) -> tuple[OfferedLoad, str, list[str], dict[str, Any]]:
-        """The load that was asked for, the model, notes on its lengths, and other options."""
+    def asked(self) -> Asked:
         named = {
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
@@ -159,7 +167,7 @@ class Command:
         if ratio is None and kind == "random" and self.program != "script":
             ratio = 0.0
         notes = []
-        is_ratio_clear = self.program != "script" or ratio == 1  # see the head of this file
+        is_ratio_clear = self.program != "script" or ratio == 1  # a script's has two meanings: see above
         if self.program == "sglang" and "random_input_len" in named:
             isl, osl = mean_length(isl, ratio or 0.0), mean_length(osl, ratio or 0.0)
             how = f"means of those drawn between {ratio or 0.0:g} of what was asked for and all"
@@ -176,7 +184,8 @@ class Command:
         load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
         load["input_len"] = isl + prefix if isl is not None else None
         load |= {"dataset": dataset, "output_len": osl, "range_ratio": range_ratio}
-        return OfferedLoad(**load), row.text("model"), notes, without_secrets(row.rest())
+        model = row.text("model")
+        return Asked(OfferedLoad(**load), model, notes, without_secrets(row.rest()))
 
 
 def _requested_length(row: Fields, kind: str, side: str) -> float | None:
@@ -185,19 +194,20 @@ def _requested_length(row: Fields, kind: str, side: str) -> float | None:
     return next((row.number(key) for key in keys if key in row.values), None)
 
 
-def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
-    """The block's one command. before, next_before: the lines between it and its neighbours."""
-    candidates = list(commands(before))
+def command_of(block: Block, following: Block | None) -> Command | None:
+    """The command that surely made a block; None if there is none. following: the next block"""
+    candidates = list(commands(block.before))
     printed = [command for command in candidates if command.printed]
     if printed:
         last = printed[-1]
-        return last if all(command.workload() == last.workload() for command in printed) else None
-    next_has_its_own = next_before is None or any(commands(next_before))
+        return last if all(command.asked() == last.asked() for command in printed) else None
+    next_has_its_own = following is None or any(commands(following.before))
     return candidates[0] if len(candidates) == 1 and next_has_its_own else None
 
 
-def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | None) -> str:
-    """What the block tells otherwise than the command; empty: nothing."""
+def contradicts(asked: Asked, block: OfferedLoad, completed: int | None) -> str:
+    """What a block tells otherwise than the command; empty if nothing. completed: requests of the block"""
+    requested = asked.load
     for name in ("concurrency", "request_rate", "warmup_s", "cooldown_s"):
         in_command, in_block = getattr(requested, name), getattr(block, name)
         if in_command is not None and in_block is not None and abs(in_command - in_block) > TOLERANCE:

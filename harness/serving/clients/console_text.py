@@ -27,7 +27,7 @@ PREFIX = re.compile(
     re.VERBOSE,
 )
 HEADER = re.compile(r"(?<!=)(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
-GLUED = 40  # `=` before a header's words: the header has 12, and 62 after a closing line without a newline
+GLUED = 40  # `=` before a header's words: it has 12, or 62 where a closing line of 50 has lost its newline
 CLOSING = re.compile(r"={10,}")
 SEPARATOR = re.compile(r"-{3,}[^:]*-{3,}|-{10,}")
 LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*(?P<value>\S.*)?")
@@ -39,24 +39,16 @@ UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
 
 @dataclass
 class Block:
-    """One result block.
+    """One result block."""
 
-    line:      of its header, from 1
-    offline:   whether it is of an engine without a server
-    values:    text by label, in lower case, with its unit in parentheses
-    conflicts: labels that are there twice with different values: two blocks in one, or a broken one
-    closed:    whether its last line is there
-    cut:       the label whose line ends the text without a newline, so that its value may be cut
-    before:    the lines between the block before it (or the start) and its header
-    """
-
-    line: int
-    offline: bool
-    before: list[str]
-    values: dict[str, str] = field(default_factory=dict)
+    line: int  # of its header, from 1
+    offline: bool  # whether it is of an engine without a server
+    before: list[str]  # the lines above its header, from the end of the block before it on
+    values: dict[str, str] = field(default_factory=dict)  # by label in lower case, with its unit: `a b (ms)`
     conflicts: dict[str, tuple[str, str]] = field(default_factory=dict)
-    closed: bool = False
-    cut: str = ""
+    """Labels that are there twice with different values: two blocks in one, or a broken one."""
+    closed: bool = False  # whether its last line is there
+    cut: str = ""  # the label whose line ends the text without a newline, so that its value may be cut
 
 
 def plain(text: str) -> list[str]:
@@ -75,25 +67,26 @@ def blocks(text: str) -> Iterator[Block]:
     """The blocks of a text, in its order."""
     lines = plain(text)
     headers = {number: match for number, line in enumerate(lines) if (match := HEADER.search(line))}
-    starts = [*headers, len(lines)]
-    ends_in_space = not lines[-1][-1:].strip()  # or in a newline
-    free = 0  # the first line that is not in a block yet
-    for (at, match), end in zip(headers.items(), starts[1:], strict=True):
-        is_glued = end in headers and len(headers[end][1]) >= GLUED
-        block = Block(at + 1, match[2].lower() != "serving", lines[free:at])
-        prefix = lines[at][: match.start()]  # of each line, also where PREFIX does not match it
-        body = [line.removeprefix(prefix) for line in lines[at + 1 : end]]
-        free = at + 1 + _fill(block, body, closed_by_next=is_glued)
-        if free == len(lines) and not ends_in_space and not block.closed:
+    next_headers = [*headers, len(lines)][1:]
+    is_last_line_whole = not lines[-1][-1:].strip()  # it is empty after a newline, or ends in a blank
+    after_block = 0  # the first line after the block before
+    for (header, match), next_header in zip(headers.items(), next_headers, strict=True):
+        block = Block(header + 1, match[2].lower() != "serving", lines[after_block:header])
+        if next_header in headers and len(headers[next_header][1]) >= GLUED:
+            block.closed = True  # its closing line is the beginning of the next header
+        prefix = lines[header][: match.start()]  # of each line, also where PREFIX does not match it
+        body = [line.removeprefix(prefix) for line in lines[header + 1 : next_header]]
+        after_block = header + 1 + _fill(block, body)
+        if after_block == len(lines) and not is_last_line_whole and not block.closed:
             block.cut = next(reversed(block.values), "")
         yield block
 
 
-def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
-    """Reads the block's lines and returns how many belong to it. Other lines may come before its closing line
-    (a server's log). Without a closing line it ends at the first line that is not of a block."""
+def _fill(block: Block, body: list[str]) -> int:
+    """Reads the block's lines, and returns how many of the body's lines it takes. A closed block may have
+    other lines among its own (a server's log); any other ends at the first line that is not of a block."""
     end = next((i for i, line in enumerate(body) if CLOSING.fullmatch(unprefixed(line).strip(AROUND))), None)
-    block.closed = end is not None or closed_by_next
+    block.closed = block.closed or end is not None
     for number, line in enumerate(body[:end]):
         is_of_block = _take(block, unprefixed(line))
         if not is_of_block and not block.closed:

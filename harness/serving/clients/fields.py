@@ -18,21 +18,17 @@ from harness.serving.schema import Finding, Severity
 LARGEST = 1e15  # larger than any token count or time here
 SMALLEST = 1e-12  # smaller values are rounding errors, as in the deviation of equal times
 NUMBER = re.compile(
-    r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
+    r"[+-]?(?=\.?\d)(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
 )
 
 
 @dataclass
 class Fields:
-    """The fields of one row. They are taken one by one; the others are its `rest`.
+    """The fields of one row. They are taken one by one; the others are its `rest`."""
 
-    where:   file and line, for messages
-    as_text: whether numbers are texts, perhaps with commas between thousands (CSV, console output)
-    """
-
-    where: str
+    where: str  # file and line, for messages
     values: Mapping[str, Any]
-    as_text: bool = False
+    as_text: bool = False  # whether numbers are texts, perhaps with commas (CSV, console output)
     findings: list[Finding] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     within: dict[str, Fields] = field(default_factory=dict)
@@ -72,7 +68,7 @@ class Fields:
         if infinite is not None and str(raw).strip().lower() in ("inf", "infinity"):
             return infinite  # JSON has no infinity, so some clients write it as text
         value = self._number(raw)
-        if value is None or not abs(value) <= LARGEST:
+        if value is None:
             self._unreadable(key, "a number")
         elif value < least:
             self._unreadable(key, f"a number of at least {least:g}")
@@ -163,23 +159,18 @@ class Fields:
 
     def _at_least_0(self, raw: Any) -> float | None:
         number = self._number(raw)
-        return number if number is not None and 0 <= number <= LARGEST else None
+        return number if number is not None and number >= 0 else None
 
     def _whole(self, raw: Any) -> float | None:
         number = self._at_least_0(raw)
         return number if number is not None and number.is_integer() else None
 
     def _number(self, raw: Any) -> float | None:
-        """A number, perhaps as text; None for anything else. It is NaN if it is absurdly large."""
+        """A number of a sensible size, perhaps as text; None for anything else."""
         if isinstance(raw, str) and self.as_text and NUMBER.fullmatch(raw.strip()):
-            try:
-                raw = float(raw.strip().replace(",", ""))
-            except ValueError:
-                return None
-        if isinstance(raw, bool) or not isinstance(raw, (int, float)):
-            return None
-        value = float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
-        return 0.0 if abs(value) < SMALLEST else value
+            raw = float(raw.strip().replace(",", ""))
+        number = real(raw)
+        return 0.0 if number is not None and abs(number) < SMALLEST else number
 
     def _unreadable(self, key: str, wanted: str) -> None:
         self.leave_out(key, f"is {_shown(self.values[key])}, not {wanted}")
@@ -194,9 +185,9 @@ def _each(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...] | None:
 
 
 def real(value: Any) -> float | None:
-    """The value if it is a finite number; otherwise None."""
+    """The value if it is a number of a sensible size; otherwise None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < LARGEST else None
+    return float(value) if is_number and abs(value) <= LARGEST else None
 
 
 def plain(value: Any) -> Any:

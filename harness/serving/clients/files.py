@@ -33,19 +33,16 @@ HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True)
 class Document:
-    """A file as read.
-
-    content: of `json` one value; of `jsonl` a list of (line number, object); of `csv` a list of (line number,
-             row by column name), with the names in `header`; of `text` nothing
-    broken:  why it is not what its name or its first characters say; its kind is `text` then
-    """
+    """A file as read."""
 
     path: Path
     kind: Literal["json", "jsonl", "csv", "text"]
     text: str
     content: Any = None
+    """Of `json` one value; of `jsonl` a list of (line number, object); of `csv` a list of (line number, row
+    by column name), with the names in `header`; of `text` nothing."""
     header: tuple[str, ...] = ()
-    broken: str = ""
+    broken: str = ""  # why it is not what its name or its beginning says; its kind is `text` then
 
     def rows(self) -> list[Any]:
         """The values of a JSON or JSONL file that may be rows; none of other files."""
@@ -73,6 +70,7 @@ def read(path: Path) -> Document:
         if name.endswith((".csv", ".tsv")):
             return _csv(path, text)
     except UnreadableError as error:
+        # By its first line a table that is no proper CSV may be known to be another tool's.
         header = tuple(cell.strip() for cell in text.lstrip().split("\n", 1)[0].split(","))
         return Document(path, "text", text, header=header, broken=str(error))
     if name.endswith((".json", ".jsonl")):
@@ -116,12 +114,15 @@ def _bytes(path: Path) -> bytes:
 
 
 def _json(path: Path, text: str) -> Document:
+    """Reads one JSON value, or else JSONL. Raises UnreadableError."""
     try:
         return Document(path, "json", text, _parsed(text))
-    except ValueError as whole:
-        lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-        if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
-            raise UnreadableError(f"cannot read {path}: broken JSON: {whole}") from None
+    except ValueError as error:
+        broken = f"cannot read {path}: broken JSON: {error}"
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    has_object_in_first_line = lines[0][1].rstrip().endswith("}")
+    if len(lines) < 2 or not has_object_in_first_line:
+        raise UnreadableError(broken)
     rows = []
     for number, line in lines:
         try:
@@ -183,8 +184,9 @@ def _csv(path: Path, text: str) -> Document:
 
 
 def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
-    """The names of the columns, each once, and the number of lines that they take; no names if they are not
-    unique. guidellm writes group, name and statistic in three lines; here they are joined by ` / `."""
+    """The names of the columns, and the number of lines that they take: the fewest in which the names are
+    unique, joined by ` / ` (guidellm writes group, name and statistic in three lines). ((), 0) if they never
+    are."""
     names = [""] * (len(rows[0]) if rows else 0)
     for lines, row in enumerate(rows, 1):
         has_number = any(NUMBER.fullmatch(cell) for cell in row if cell)

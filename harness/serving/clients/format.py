@@ -2,8 +2,8 @@
 
 formats/*.toml has a table for each client. It tells by which keys a file is recognised, and where each
 metric, count and setting is (`a.b` is key b of the object under a). What a table cannot express is done by
-the format's one `odd` function, which completes a `Draft`. The tables are checked when they are loaded. A new
-client needs a table and an example in tests/data/serving.
+the format's one function `completed_by`, which completes a `Draft`. The tables are checked when they are
+loaded. A new client needs a table and an example in tests/data/serving.
 """
 
 from __future__ import annotations
@@ -45,23 +45,18 @@ SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tp
 
 
 class Rule(StrictRecord):
-    """How a metric is read, from the number under a key or from the object there.
-
-    scale:     of the client's unit, in `unit`
-    statistic: of a number (default: `total`), or of an object with a single statistic
-    object:    whether the key holds an object of statistics
-    latencies: from the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The
-               same keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)
-    """
+    """How a metric is read, from the number under a key or from the object there."""
 
     name: str = ""
     unit: Literal["ms", "tok/s", "req/s", "tokens", "1"] = "ms"
     tokens: Tokens = "none"
     scope: Scope = "instance"
-    statistic: str = ""
-    scale: float = 1.0
-    object: bool = False
+    statistic: str = ""  # of a number (default: `total`), or of an object with a single statistic
+    scale: float = 1.0  # the factor from the client's unit to `unit`
+    object: bool = False  # whether the key holds an object of statistics
     latencies: dict[str, str] = Field(default_factory=dict)
+    """From the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The same
+    keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)."""
 
     @model_validator(mode="after")
     def _has_name(self) -> Rule:
@@ -98,7 +93,7 @@ class Rule(StrictRecord):
 
     def read_latencies(self, row: Fields, path: str, scale: float = 1.0) -> list[Metric]:
         """The metrics of all keys of a row that the pattern `path` matches, for example
-        `{statistic}_{latency}_ms`. scale: of their unit, in ms"""
+        `{statistic}_{latency}_ms`. scale: the factor to ms"""
         names = "|".join(map(re.escape, self.latencies))
         pattern = path.format(statistic=f"({STATISTIC})", latency=f"({names})")
         metrics = []
@@ -121,7 +116,7 @@ class Rule(StrictRecord):
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
-    """The scale from the unit in the object to ours; None, with a finding, for a unit of another kind."""
+    """The factor from the object's own unit to this one; None, with a finding, for a unit of another kind."""
     if not fields.values:
         return None
     spelling = fields.text("unit")
@@ -133,10 +128,10 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its format's tables give it. `Format.odd` completes it. about: further fields of the run"""
+    """A run as its format's tables give it, before `Format.completed_by` completes it."""
 
     row: Fields
-    about: dict[str, Any]
+    about: dict[str, Any]  # fields of ServingRun that are no records, such as its engine
     load: dict[str, Any]
     totals: dict[str, Any]
     parallelism: dict[str, Any]
@@ -144,11 +139,12 @@ class Draft:
     samples: RequestSamples
     format: Format
     notes: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # beside the fields of the row that nothing takes
 
     def value(
         self, name: str, statistic: str = "mean", tokens: str = "none", scope: str = ""
     ) -> float | None:
+        """The value of the first such metric; None if there is none."""
         metric = first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
         return metric.value if metric else None
 
@@ -159,53 +155,35 @@ class Draft:
 
 
 class Format(StrictRecord):
-    """A client's file as data. Paths are those of `Fields.at`.
-
-    own:            keys of this client. A row has at least `at_least` of them, all of `needs`, one of
-                    `one_of`, and none of `not_with`. `a.b` is also key b of the objects in a list under a
-    complete:       whether a CSV that lacks one of `own` is refused
-    about:          texts: from field of ServingRun to path
-    fixed, fixed_load: fields of ServingRun and OfferedLoad that are the same in all its files
-    load, totals, parallelism: from fields of OfferedLoad, Totals, Parallelism to paths
-    duration_scale: of the file's unit in s
-    metrics:        from path to the metric's rule
-    statistics:     from the client's names of statistics in objects to ours
-    units_inside:   whether these objects have their unit
-    requests:       the key of single requests' end-to-end times; empty: the client keeps no lists
-    says_protocol:  whether the client's `backend` names the protocol that it speaks
-    notes:          those of all its runs
-    wanted:         keys that the message names if a row has no measured number
-    more:           further tables, which `odd` reads
-    odd, rows:      functions of this package, as `module.function`: one completes a run, the other gives the
-                    rows of a document that are not its objects
-    """
+    """A client's file as data. Paths are those of `Fields.at`."""
 
     name: str
-    own: frozenset[str] = frozenset()
-    at_least: int = 3
-    needs: frozenset[str] = frozenset()
-    one_of: frozenset[str] = frozenset()
-    not_with: frozenset[str] = frozenset()
-    complete: bool = False
-    about: dict[str, str] = Field(default_factory=dict)
-    fixed: dict[str, Any] = Field(default_factory=dict)
-    load: dict[str, str] = Field(default_factory=dict)
-    fixed_load: dict[str, Any] = Field(default_factory=dict)
+    own: frozenset[str] = frozenset()  # keys of this client; `a.b` is also key b of the objects in a list
+    at_least: int = 3  # keys of `own` that a row has
+    needs: frozenset[str] = frozenset()  # keys that a row has, all of them
+    one_of: frozenset[str] = frozenset()  # keys of which a row has at least one
+    not_with: frozenset[str] = frozenset()  # keys that no row has
+    needs_all_columns: bool = False  # whether a CSV that lacks a key of `own` is refused
+    about: dict[str, str] = Field(default_factory=dict)  # texts: from field of ServingRun to path
+    fixed: dict[str, Any] = Field(default_factory=dict)  # fields of ServingRun that all its files have
+    load: dict[str, str] = Field(default_factory=dict)  # from field of OfferedLoad to path
+    fixed_load: dict[str, Any] = Field(default_factory=dict)  # as `fixed`
     totals: dict[str, str] = Field(default_factory=dict)
     parallelism: dict[str, str] = Field(default_factory=dict)
-    duration_scale: float = 1.0
-    metrics: dict[str, Rule] = Field(default_factory=dict)
-    statistics: dict[str, str] = Field(default_factory=dict)
-    units_inside: bool = False
-    requests: str = ""
-    says_protocol: bool = False
-    notes: tuple[str, ...] = ()
-    wanted: tuple[str, ...] = SERVED
-    more: dict[str, Any] = Field(default_factory=dict)
-    odd: Callable[[Draft], None] | None = None
+    duration_scale: float = 1.0  # the factor from the file's durations to seconds
+    metrics: dict[str, Rule] = Field(default_factory=dict)  # by path
+    statistics: dict[str, str] = Field(default_factory=dict)  # from the client's names in objects to ours
+    units_inside: bool = False  # whether these objects have their unit
+    requests: str = ""  # the key of single requests' end-to-end times; empty: the client keeps no lists
+    says_protocol: bool = False  # whether the client's `backend` names the protocol that it speaks
+    notes: tuple[str, ...] = ()  # those of all its runs
+    wanted: tuple[str, ...] = SERVED  # keys that the message names if a row has no measured number
+    more: dict[str, Any] = Field(default_factory=dict)  # further tables, for the two functions below
+    # Functions of this package, in a table as `module.function`.
+    completed_by: Callable[[Draft], None] | None = None
     rows: Callable[[Document], list[Fields]] = objects
 
-    @field_validator("odd", "rows", mode="before")
+    @field_validator("completed_by", "rows", mode="before")
     @classmethod
     def _function(cls, name: str) -> Any:
         return pkgutil.resolve_name(f"harness.serving.clients.{name}")
@@ -239,7 +217,7 @@ class Format(StrictRecord):
         return sorted(key for key in self.own if has(row, key))
 
     def runs(self, document: Document) -> list[ServingRun]:
-        lacking = ", ".join(sorted(self.own - {*document.header})) if self.complete else ""
+        lacking = ", ".join(sorted(self.own - {*document.header})) if self.needs_all_columns else ""
         if lacking:
             raise UnreadableError(f"cannot read {document.path} as {self.name}: no column {lacking}")
         return [self.run(row) for row in self.rows(document)]
@@ -269,8 +247,8 @@ class Format(StrictRecord):
         if self.says_protocol:
             protocol = str(row.values.get("backend") or row.values.get("endpoint_type") or "")
             draft.about = {"protocol": protocol, "engine": engine(protocol), **draft.about}
-        if self.odd is not None:
-            self.odd(draft)
+        if self.completed_by is not None:
+            self.completed_by(draft)
         run = ServingRun(
             **{"id": row.where, "source": row.where, **draft.about},
             workload=OfferedLoad(**draft.load),
@@ -282,14 +260,22 @@ class Format(StrictRecord):
             notes=(*draft.notes, *self.notes),
             findings=tuple(row.findings),
         )
-        return _measured(run, row, self.wanted)
+        if not run.metrics and run.totals.duration_s is None:
+            missing = ", ".join(key for key in self.wanted if key not in row.values)
+            why = f"no number of a run in it ({missing or 'all of them unreadable'})"
+            raise UnreadableError(f"cannot read {row.where} as {run.client}: {why}")
+        return without_latencies(run) if run.totals.completed == 0 else run
 
 
 @functools.cache
 def formats() -> dict[str, Format]:
     """All formats by name, in the order in which a file is tried."""
-    files = map(table_file, (*FILES, "console"))
-    return {name: Format(name=name, **table) for file in files for name, table in file.items()}
+    tables = {name: table for file in FILES for name, table in table_file(file).items()}
+    console = pkgutil.resolve_name("harness.serving.clients.console.Console")  # it imports this module
+    return {
+        **{name: Format(name=name, **table) for name, table in tables.items()},
+        "console": console(name="console", **table_file("console")["console"]),
+    }
 
 
 @functools.cache
@@ -413,15 +399,8 @@ def without_bulk(row: Fields) -> list[str]:
     return [f"left out: {', '.join(removed)}"] if removed else []
 
 
-def _measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:
-    """The run if it has any measured number; otherwise UnreadableError names the wanted ones. Latencies of a
-    run in which no request completed are left out, with what was read of them."""
-    if not run.metrics and run.totals.duration_s is None:
-        missing = ", ".join(key for key in wanted if key not in row.values) or "all of them unreadable"
-        why = f"no number of a run in it ({missing})"
-        raise UnreadableError(f"cannot read {row.where} as {run.client}: {why}")
-    if run.totals.completed != 0:
-        return run
+def without_latencies(run: ServingRun) -> ServingRun:
+    """A run in which no request completed, without its latencies and what could not be read of them."""
     kept = tuple(metric for metric in run.metrics if metric.unit != "ms")
     findings = tuple(finding for finding in run.findings if finding.rule != "unreadable")
     note = "no request completed: latencies, which nobody measured, left out"

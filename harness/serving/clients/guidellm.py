@@ -19,16 +19,16 @@ SAMPLED = ("prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_
 
 
 def benchmarks(document: Document) -> list[Fields]:
-    """The benchmarks of a report as rows; each has the report's version under `more`."""
+    """The benchmarks of a report as rows; each also has the report's version."""
     rows = []
     for report in objects(document):
         version = report.inside("metadata").text("guidellm_version")
-        more = {"guidellm_version": version} if version else {}
+        added = {"guidellm_version": version} if version else {}
         listed = report.values.get("benchmarks")
         for i, row in enumerate(listed if isinstance(listed, list) else ()):
             if not isinstance(row, Mapping):
                 raise UnreadableError(f"cannot read {report.where}: benchmarks[{i}] is no object")
-            rows.append(Fields(f"{report.where}: benchmarks[{i}]", {**row, "more": more}))
+            rows.append(Fields(f"{report.where}: benchmarks[{i}]", {**row, **added}))
     return rows
 
 
@@ -51,12 +51,13 @@ def groups(document: Document) -> list[Fields]:
 
 
 def strategy_and_tokens(draft: Draft) -> None:
-    """Completes a run of the CSV. Its tokens are the mean of a request times the number of requests."""
+    """Completes a run of the CSV, which has no sums of tokens: they are the mean times the requests."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for side in ("input", "output"):
         mean = draft.value(f"{side}_len", tokens=side)
         totals[f"{side}_tokens"] = None if mean is None or completed is None else round(completed * mean)
     strategy, _, level = row.inside("Benchmark").text("Strategy").partition("@")  # as `concurrent@8`
+    # Fields of this one number, which add a finding to the row if it is none.
     fields = Fields(row.where, {"Benchmark / Strategy": level}, as_text=True, findings=row.findings)
     number = None if level == "unlimited" else fields.number("Benchmark / Strategy")
     _complete(draft, strategy, row.inside("Request Counts").count("Incomplete"))
@@ -84,11 +85,14 @@ def counts_and_config(draft: Draft) -> None:
     draft.load["concurrency"] = draft.load.get("concurrency", streams)
     if "rate" in strategy.values:
         draft.load["request_rate"] = strategy.number("rate")
-    draft.samples, draft.extra = _samples(row), row.take("more")
+    draft.samples = _samples(row)
 
 
 def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
-    """What a strategy tells without a number, the throughputs, and the notes."""
+    """Completes a run of either file: the load of a strategy that has no number, the rates, and the notes.
+
+    incomplete: the number of requests that had not ended when the benchmark did
+    """
     if strategy == "synchronous":
         draft.load["concurrency"] = 1.0
     if strategy == "throughput":

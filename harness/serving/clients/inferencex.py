@@ -14,7 +14,7 @@ KINDS: dict[str, Tokens] = {
     "tput_per_gpu": "total", "output_tput_per_gpu": "output", "input_tput_per_gpu": "input",
 }  # fmt: skip
 LATENCIES = Rule(latencies={"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"})
-SHORTEST, LONGER = 0.5, 1.1  # a mean is suspect below and above these shares of the longest length
+LEAST, MOST = 0.5, 1.1  # of the longest length: a mean output length beyond these is suspect
 TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
 
 
@@ -23,6 +23,7 @@ def complete(draft: Draft) -> None:
     row, about = draft.row, draft.about
     numbers = row.inside("metrics") if "metrics" in row.values else row
     disagg, multinode = row.flag("disagg"), row.flag("is_multinode")
+    # Numbers of several nodes are over the GPUs of each role, too (formats/inferencex.toml).
     is_disaggregated = bool(disagg or multinode)
     if disagg is not None or multinode is not None:
         draft.extra["disagg"] = is_disaggregated
@@ -46,7 +47,7 @@ def _gpus(draft: Draft, is_disaggregated: bool, prefill: int | None, decode: int
     if num_gpus := row.count("num_gpus"):
         return num_gpus
     if is_disaggregated:
-        return None if prefill is None or decode is None else prefill + decode or None
+        return (prefill + decode or None) if prefill is not None and decode is not None else None
     if prefill and decode and prefill != decode:
         both = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated"
         message = f"{both}: the file does not tell by which its numbers were divided"
@@ -66,28 +67,33 @@ def _gpus(draft: Draft, is_disaggregated: bool, prefill: int | None, decode: int
 def _parallelism(draft: Draft, is_disaggregated: bool, prefill: int | None, decode: int | None) -> None:
     """Parallelism that prefill and decode have in common. If it differs, both are in `extra`."""
     row = draft.row
-    unlike = Fields(row.where, row.values, findings=row.findings)  # read for its findings only
     for kind, read in (("tp", row.count), ("pp", row.count), ("ep", row.count), ("dp_attention", row.flag)):
         value: Any = read(kind)
-        sides = [row.values.get(f"{side}_{kind}") for side in ("prefill", "decode")]
         if value is None and f"decode_{kind}" in row.values:
-            if sides[0] == sides[1]:
+            if row.values.get(f"prefill_{kind}") == row.values[f"decode_{kind}"]:
                 value = read(f"decode_{kind}")
             elif kind != "dp_attention":
-                counts = [unlike.count(f"{side}_{kind}") for side in ("prefill", "decode")]
-                both = f"{kind} of prefill and decode are {counts[0]} and {counts[1]}"
-                gpus = draft.about["gpus"]
-                if gpus and max(count or 0 for count in counts) > gpus:
-                    row.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
-                if not is_disaggregated and None not in counts:
-                    row.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
+                _examine_unlike_degrees(draft, kind, is_disaggregated)
         draft.parallelism[kind] = value
     if is_disaggregated:
         draft.parallelism |= {"prefill_gpus": prefill, "decode_gpus": decode}
 
 
+def _examine_unlike_degrees(draft: Draft, kind: str, is_disaggregated: bool) -> None:
+    """Checks that prefill and decode can have different degrees of a kind of parallelism."""
+    row, gpus = draft.row, draft.about["gpus"]
+    untaken = Fields(row.where, row.values, findings=row.findings)  # the row's own would leave its rest
+    prefill, decode = untaken.count(f"prefill_{kind}"), untaken.count(f"decode_{kind}")
+    both = f"{kind} of prefill and decode are {prefill} and {decode}"
+    if gpus and max(prefill or 0, decode or 0) > gpus:
+        row.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
+    if not is_disaggregated and prefill is not None and decode is not None:
+        row.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
+
+
 def _load(draft: Draft) -> None:
-    """The means of the lengths, if the latencies tell that of the output. Prompts are drawn likewise."""
+    """Mean lengths, if the latencies tell that of the output. Prompts are drawn from the same shares of their
+    longest length. If the latencies do not tell it, only the longest lengths are known."""
     load = draft.load
     isl, osl = load["longest_input_len"], load["longest_output_len"]
     if not isl or not osl:
@@ -96,7 +102,7 @@ def _load(draft: Draft) -> None:
     out = 0.0  # mean output tokens; 0: not known
     if e2e is not None and ttft is not None and tpot:
         out = 1 + (e2e - ttft) / tpot
-        if out < SHORTEST * osl or out - 1 > LONGER * osl:
+        if out < LEAST * osl or out - 1 > MOST * osl:
             message = f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens"
             draft.row.find("output_length", "suspect", message)
     if not 1 < out < osl + 1:

@@ -9,7 +9,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.errors import UnreadableError, mistake
-from harness.serving.clients.console import Console
 from harness.serving.clients.fields import plain
 from harness.serving.clients.files import Document, read
 from harness.serving.clients.format import Format, formats, table_file
@@ -27,9 +26,9 @@ def load(path: str | Path) -> list[ServingRun]:
 
 
 def load_each(path: str | Path) -> list[ServingRun]:
-    """As `load`, but each run by itself."""
+    """As `load`, but without the findings that come of comparing a run with those before it."""
     document = read(Path(path))
-    return [run for part, known in _parts(document) for run in _runs(part, known)]
+    return [run for part, known in _with_formats(document) for run in _runs(part, known)]
 
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
@@ -38,13 +37,15 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
     by_load: dict[object, ServingRun] = {}  # the first run of each load on each system
     marked = []
     for run in runs:
-        first = by_numbers.get((run.totals, run.metrics))
-        by_numbers.setdefault((run.totals, run.metrics), run.id)
         system = (run.client, run.model, run.hardware, run.gpus, run.engine, run.version, run.parallelism)
         first_of_load = by_load.setdefault((*system, run.workload, run.totals.input_tokens), run)
-        rule, message = "prefix_cache", _cached(first_of_load, run)
-        if first is not None:
-            rule, message = "repeated", f"{run.id}: every number is that of {first}: the same run again"
+        numbers = (run.totals, run.metrics)
+        if numbers in by_numbers:
+            rule, same = "repeated", f"every number is that of {by_numbers[numbers]}"
+            message = f"{run.id}: {same}: the same run again"
+        else:
+            by_numbers[numbers] = run.id
+            rule, message = "prefix_cache", _cached(first_of_load, run)
         finding = Finding(rule=rule, severity="suspect", message=message)
         if message and finding not in run.findings:
             run = run.model_copy(update={"findings": (*run.findings, finding)})
@@ -68,23 +69,21 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
     )
 
 
-def _parts(document: Document) -> list[tuple[Document, Format]]:
-    """The document with its format, or each line with its own if a file has lines of several clients."""
-    if document.kind == "jsonl":
-        parts, strays = [], []
-        for number, row in document.content:
-            line = replace(document, content=[(number, row)])
-            if known := format_of(line):
-                parts.append((line, known))
-            else:
-                strays.append(number)
-        if len({known.name for _, known in parts}) > 1:
-            if strays:
-                raise UnreadableError(f"cannot read {document.path}, line {strays[0]}: of no known client")
-            return parts
+def _with_formats(document: Document) -> list[tuple[Document, Format]]:
+    """The document with its format; or, of a file with lines of several clients, each line with its own.
+    Raises UnreadableError if the document or such a line is of no known client."""
+    lines: list[tuple[int, Document, Format | None]] = []
+    for number, row in document.content if document.kind == "jsonl" else ():
+        line = replace(document, content=[(number, row)])
+        lines.append((number, line, format_of(line)))
+    if len({known.name for _, _, known in lines if known}) > 1:
+        for number, _, known in lines:
+            if known is None:
+                raise UnreadableError(f"cannot read {document.path}, line {number}: of no known client")
+        return [(line, known) for _, line, known in lines if known]
     if known := format_of(document):
         return [(document, known)]
-    if what := _other(document):
+    if what := _of_other_tool(document):
         raise UnreadableError(f"cannot read {document.path}: {what}")
     unknown = f"of no known client{_nearest(document)}; known: {', '.join(formats())}"
     raise UnreadableError(document.broken or f"cannot read {document.path}: {unknown}")
@@ -92,8 +91,7 @@ def _parts(document: Document) -> list[tuple[Document, Format]]:
 
 def format_of(document: Document) -> Format | None:
     """The first format that recognises the document."""
-    every = (*formats().values(), Console(name="console"))
-    return next((known for known in every if known.recognises(document)), None)
+    return next((known for known in formats().values() if known.recognises(document)), None)
 
 
 def _nearest(document: Document) -> str:
@@ -106,8 +104,8 @@ def _nearest(document: Document) -> str:
     return f", nearest to {name} ({', '.join(shared[name][:2])})" if shared[name] else ""
 
 
-def _other(document: Document) -> str:
-    """What a file is that is not read, and what to give instead; empty if that is not known."""
+def _of_other_tool(document: Document) -> str:
+    """What a file of a tool is whose files are not read, and what to give instead; empty for other files."""
     keys = set(document.header)
     text = document.text.lower() if document.kind == "text" else ""
     for row in document.candidates():

@@ -9,13 +9,13 @@ from typing import Any
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
-from harness.serving.clients.format import Draft, Rule, mean_length
-from harness.serving.schema import Metric
+from harness.serving.clients.format import Draft, mean_length
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "header")
 DEGREES = ("tp", "pp", "dp", "ep")
 PUBLIC = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # a model's name with its organisation
-MAYBE = ("last_gen_throughput", "acc_length")  # -1: the server did not tell it
+MINUS_1_IF_UNKNOWN = ("last_gen_throughput", "acc_length")
+KEYS_SINCE_0_4_6 = ("last_gen_throughput", "last_ttft", "ttft", "acc_length")  # of bench_one_batch_server
 
 
 def random_lengths_and_server(draft: Draft) -> None:
@@ -73,12 +73,13 @@ def without_secrets(value: Any) -> Any:
 
 
 def _world(server: Fields) -> int | None:
-    """The number of GPUs: TP x PP, and x DP unless that is over the TP ranks (dp attention)."""
+    """The number of GPUs: TP x PP x DP, but TP x PP with DP attention, whose DP ranks are among those of TP.
+    None if the server does not tell it."""
     tp, pp, dp = server.count("tp_size"), server.count("pp_size"), server.count("dp_size")
-    is_over_tp_ranks = server.flag("enable_dp_attention")
-    if not tp or not pp or not dp or (dp > 1 and is_over_tp_ranks is None):
+    has_dp_attention = server.flag("enable_dp_attention")
+    if not tp or not pp or not dp or (dp > 1 and has_dp_attention is None):
         return None
-    return tp * pp if is_over_tp_ranks else tp * pp * dp
+    return tp * pp if has_dp_attention else tp * pp * dp
 
 
 def _flags(server: Fields, names: Iterable[str]) -> Iterator[str]:
@@ -113,17 +114,17 @@ def batch_of_a_server(draft: Draft) -> None:
     """What `output_throughput` means in this version, and what the server reports of its cache."""
     counts_of_batch(draft)
     row, out, duration = draft.row, draft.totals["output_tokens"], draft.totals.get("duration_s")
-    whole: list[Metric] = []
-    if not {"last_gen_throughput", "last_ttft", "ttft", "acc_length"} & set(row.values):
-        whole = Rule(name="throughput", unit="tok/s", tokens="output").read(row, "output_throughput")
-    else:
-        for side, phase in (("input", "prefill"), ("output", "decode")):
-            rate = row.number(f"{side}_throughput")
-            draft.add(f"{phase}_throughput", rate, "tok/s", tokens=side)
-        if out is not None and duration:
-            whole = [Metric(name="throughput", value=out / duration, unit="tok/s", scope="instance",
-                            tokens="output", derived="output tokens / latency")]  # fmt: skip
-    draft.metrics = [*whole, *draft.metrics]
+    others, draft.metrics = draft.metrics, []  # the throughput of the whole run stands before them
+    is_since_0_4_6 = not row.values.keys().isdisjoint(KEYS_SINCE_0_4_6)
+    if not is_since_0_4_6:
+        draft.add("throughput", row.number("output_throughput"), "tok/s", tokens="output")
+    elif out is not None and duration:
+        how = "output tokens / latency"
+        draft.add("throughput", out / duration, "tok/s", tokens="output", derived=how)
+    draft.metrics += others
+    for side, phase in (("input", "prefill"), ("output", "decode")) if is_since_0_4_6 else ():
+        rate = row.number(f"{side}_throughput")
+        draft.add(f"{phase}_throughput", rate, "tok/s", tokens=side)
     hits = row.number("cache_hit_rate")
     draft.add("cache_hit_rate", hits, "1")
     draft.load["prefix_cached"] = None if hits is None else hits > 0
@@ -138,9 +139,6 @@ def without_unknown(document: Document) -> list[Fields]:
     """The document without -1, by which the client writes what the server did not tell."""
     rows = objects(document)
     for row in rows:
-        values = dict(row.values)
-        for key in MAYBE:
-            if values.get(key) == -1:
-                values[key] = None
-        row.values = values
+        unknown = {key: None for key in MINUS_1_IF_UNKNOWN if row.values.get(key) == -1}
+        row.values = {**row.values, **unknown}
     return rows

@@ -22,9 +22,34 @@ STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
 
 
 def report(draft: Draft) -> None:
-    """Means that are written apart from their distribution, tokens by mean lengths, and the GPUs."""
-    row, totals = draft.row, draft.totals
-    printed = row.as_text
+    """Completes the run of a report: means, accept length, counts, precision and GPUs."""
+    row, totals, about = draft.row, draft.totals, draft.about
+    is_printed = row.as_text  # the numbers of a report as JSON are no texts
+    _take_means(draft)
+    if totals["duration_s"] is None:
+        totals["duration_s"] = row.inside("performance").number("total_latency_s")
+    requests, count = row.inside("request_info"), totals["completed"]
+    for side in ("input", "output"):
+        mean = requests.number(f"avg_{side}_length")
+        is_too_rough = is_printed and (count or 0) * ROUNDED >= 0.5
+        totals[f"{side}_tokens"] = None
+        if mean is not None and count and not is_too_rough:
+            totals[f"{side}_tokens"] = round(mean * count)
+    if draft.load["output_len"] is None:
+        draft.load["output_len"] = row.inside("dataset").number("avg_osl")
+    engine = row.inside("engine")
+    cache = engine.text("kv_cache_dtype")
+    about["precision"] = about["precision"] or engine.text("dtype")
+    about["precision"] += f", {cache} cache" if cache else ""
+    about["gpus"] = row.inside("world_info").count("world_size")
+    if is_printed:
+        about["client"] += ".console"
+        about["gpus"] = about["gpus"] or _gpus(draft)
+
+
+def _take_means(draft: Draft) -> None:
+    """Means that stand apart from their distribution, which has to agree with them, and the accept length."""
+    row = draft.row
     for name, path in draft.format.more["means"].items():
         fields, key = row.at(path)
         alone, known = fields.number(key), draft.value(name)
@@ -33,29 +58,11 @@ def report(draft: Draft) -> None:
         elif alone is not None and known is not None and not math.isclose(alone, known, rel_tol=SAME):
             what = f"{key!r} is {alone:g}, but the average of its distribution {known:g}"
             fields.find("mean", "wrong", what)
-    for name in ("decoding_stats", "performance", "request_info"):  # a rate that only its name tells
-        length = row.inside(name).number("global_acceptance_rate")
+    for section in ("decoding_stats", "performance", "request_info"):
+        # In spite of its name it is the accept length.
+        length = row.inside(section).number("global_acceptance_rate")
         if length and not draft.value("accept_length"):
             draft.add("accept_length", length, "1", statistic="mean")
-    if totals["duration_s"] is None:
-        totals["duration_s"] = row.inside("performance").number("total_latency_s")
-    requests, count = row.inside("request_info"), totals["completed"]
-    for side in ("input", "output"):
-        mean = requests.number(f"avg_{side}_length")
-        is_too_rough = printed and (count or 0) * ROUNDED >= 0.5
-        totals[f"{side}_tokens"] = None
-        if mean is not None and count and not is_too_rough:
-            totals[f"{side}_tokens"] = round(mean * count)
-    if draft.load["output_len"] is None:
-        draft.load["output_len"] = row.inside("dataset").number("avg_osl")
-    about, engine = draft.about, row.inside("engine")
-    cache = engine.text("kv_cache_dtype")
-    about["precision"] = about["precision"] or engine.text("dtype")
-    about["precision"] += f", {cache} cache" if cache else ""
-    about["gpus"] = row.inside("world_info").count("world_size")
-    if printed:
-        about["client"] += ".console"
-        about["gpus"] = about["gpus"] or _gpus(draft)
 
 
 def _gpus(draft: Draft) -> int | None:

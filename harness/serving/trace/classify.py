@@ -20,22 +20,16 @@ DECODE_ATTENTION = "decode_attention"
 
 @dataclass(frozen=True)
 class KernelRule:
-    """A rule that gives a kernel its class.
+    """A rule that gives a kernel its class."""
 
-    op_class:     a name of harness/catalogue/op_classes.json, or DECODE_ATTENTION
-    name_pattern: fits the kernel's name
-    op_pattern:   fits the name of the operator that launches it, if the rule asks for one
-    step_phase:   the phase of a step that has such a kernel: prefill, decode, training; `either` for
-                  attention that serves both; empty for all other kernels
-    is_sampling:  whether the kernel ends a step
-    """
-
-    op_class: str
+    op_class: str  # a name of harness/catalogue/op_classes.json, or DECODE_ATTENTION
     library: str
-    name_pattern: re.Pattern[str]
-    op_pattern: re.Pattern[str] | None
+    name_pattern: re.Pattern[str]  # fits the kernel's name
+    op_pattern: re.Pattern[str] | None  # fits the name of the operator that launches it, if the rule asks
     step_phase: str
-    is_sampling: bool
+    """The phase of a step that has such a kernel: prefill, decode, training; `either` for attention that
+    serves both; empty for all other kernels."""
+    is_sampling: bool  # whether the kernel ends a step
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ SHAPES = 5  # shapes of a kernel that are kept: those with the most time
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
     """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart, plain or gzip. Raises UnreadableError.
 
-    Kernels and copies count. In a trace without them CPU threads' operators do, each without those inside it.
+    Times are those of kernels and copies. In a trace without any they are those of the operators of CPU
+    threads; the time of an operator is then without that of the operators inside it.
     partial: takes what there is of a file that breaks off, and flags it
     """
     return decomposed(Path(path), read(Path(path), partial=partial))
@@ -136,17 +137,13 @@ class _Sums:
             by_step.setdefault((device, step), {})[CLASSES[op_class]] = times
         trace_start = int(work.start.min())
         for device, rows in enumerate(self.on_device):
-            step_of, start, end = self.step[rows], work.start[rows], work.end[rows]
+            step_of = self.step[rows]
             starts = np.full(count + 1, np.iinfo(np.int64).max)  # by step; NONE is the last
             ends = np.full(count + 1, np.iinfo(np.int64).min)
-            np.minimum.at(starts, step_of, start)
-            np.maximum.at(ends, step_of, end)
-            idle_before = start[1:] - np.maximum.accumulate(end)[:-1]
-            after_idle = np.flatnonzero(idle_before > 0) + 1  # rows that begin after the device was idle
-            idle_ns, step_after = idle_before[after_idle - 1], step_of[after_idle]
-            within = (step_after != NONE) & (starts[step_after] < start[after_idle])
-            idle_between.append(int(idle_ns[~within].sum()))
-            idle_within = np.bincount(step_after[within], idle_ns[within], count)
+            np.minimum.at(starts, step_of, work.start[rows])
+            np.maximum.at(ends, step_of, work.end[rows])
+            idle_within, between = self._idle(rows, starts)
+            idle_between.append(between)
             steps = sorted(set(step_of[step_of != NONE].tolist()), key=lambda step: starts[step])
             for step, following in zip(steps, [*steps[1:], None], strict=True):
                 classes = by_step[device, step]
@@ -158,6 +155,20 @@ class _Sums:
                     time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
                 ))  # fmt: skip
         return trace_steps, idle_between
+
+    def _idle(self, rows: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, int]:
+        """The idle time of a device within each step and outside of all steps, in ns.
+
+        rows: those of the device, in the order of time; starts: of each step
+        """
+        start, end, step_of = self.work.start[rows], self.work.end[rows], self.step[rows]
+        idle_before = start[1:] - np.maximum.accumulate(end)[:-1]  # of each row but the first
+        after_idle = np.flatnonzero(idle_before > 0) + 1  # rows that begin after the device was idle
+        idle_ns, step_after = idle_before[after_idle - 1], step_of[after_idle]
+        # It is within a step that began before it and goes on after it.
+        within = (step_after != NONE) & (starts[step_after] < start[after_idle])
+        by_step = np.bincount(step_after[within], idle_ns[within], len(self.steps))
+        return by_step, int(idle_ns[~within].sum())
 
     def _device(self, number: int, idle_between: int) -> Device:
         rows, work, models = self.on_device[number], self.work, self.recorded.device_names
@@ -213,7 +224,7 @@ def find_steps(
     boundary = "the whole trace"  # the evidence of steps without annotations
     if not names:
         step_of, names = _by_sampling(work, rules, row_rule)
-        if len(names) > len(np.unique(work.device)):
+        if len(names) > len(np.unique(work.device)):  # else no device has more than one step
             boundary = "between the sampling of one and the products of the next"
     order = np.argsort(step_of, kind="stable")
     bounds = np.searchsorted(step_of[order], np.arange(len(names) + 1))
@@ -232,30 +243,30 @@ def find_steps(
 
 
 def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndarray, list[str]]:
-    """The step of each row and the steps' names, by annotations. A step lasts until the next one starts:
-    engines sample after the annotated call."""
-    spans, names, threads = recorded.spans, list(recorded.names), list(recorded.threads)
-    columns = (spans.start.tolist(), spans.length.tolist(), spans.name.tolist(), spans.thread.tolist())
-    marks, of_engine = [], []  # minus the length, so that of two that start together the longer one is first
-    for start, length, name, thread in zip(*columns, strict=True):
-        process, _ = threads[thread]
-        marks.append((start, -length, names[name], process))
+    """The step of each row and the steps' names, by annotations. A step lasts until the next one of its
+    process starts, because engines sample after the annotated call."""
+    spans, names = recorded.spans, list(recorded.names)
+    processes, process_of_thread = recorded.threads.owners()
+    columns = (spans.start, spans.start + spans.length, spans.name, process_of_thread[spans.thread])
+    marks, of_engine = [], []  # (start, end, name, process)
+    for start, end, name, process in zip(*(column.tolist() for column in columns), strict=True):
+        marks.append((start, end, names[name], process))
         rule = classify.step_rule(names[name])
         if rule and rule.engine:
             of_engine.append(marks[-1])
-    marks = sorted(of_engine or marks)
+    marks = sorted(of_engine or marks, key=lambda mark: (mark[0], -mark[1], *mark[2:]))  # outer ones first
     step_of = np.full(len(work.start), NONE)
     step_names: list[str] = []
-    for number, process in enumerate(recorded.threads.owners()[0]):
+    for process in range(len(processes)):
         starts: list[int] = []
         first_step, until = len(step_names), -math.inf
-        for start, minus_length, name, marked_process in marks:
+        for start, end, name, marked_process in marks:
             # An annotation inside another one is the same step.
             if marked_process == process and start >= until:
-                until = start - minus_length
+                until = end
                 starts.append(start)
                 step_names.append(name)
-        of_process = work.process == number
+        of_process = work.process == process
         step = np.searchsorted(np.array(starts), work.at[of_process], side="right") - 1
         step_of[of_process] = np.where(step >= 0, step + first_step, NONE)
     return step_of, step_names
@@ -275,9 +286,8 @@ def _by_sampling(
         places = np.arange(len(rows))
         last_sampling = np.maximum.accumulate(np.where(is_sampling[rows], places, NONE))
         last_model = np.maximum.accumulate(np.where(is_model[rows], places, NONE))
-        model_before = np.concatenate([[NONE], last_model[:-1]])
-        sampled_since = (last_sampling > model_before) & (last_sampling >= 0) & (model_before >= 0)
-        begins = is_model[rows] & sampled_since
+        model_before = np.concatenate([[NONE], last_model[:-1]])  # the model kernel before each row
+        begins = is_model[rows] & (model_before != NONE) & (last_sampling > model_before)
         step_of[rows] = len(names) + np.cumsum(begins)
         names += [f"step {i}" for i in range(int(begins.sum()) + 1)]
     return step_of, names

@@ -44,7 +44,8 @@ class Names(dict[Any, int]):
         return number
 
     def owners(self) -> tuple[list[Any], np.ndarray]:
-        """Of pairs: the distinct first members, and for each pair the number of its first member, int [n]."""
+        """The processes of (process, thread), or the devices of (device, stream): each once; and for each
+        pair the place of its own among them, int [n]."""
         owners = Names()
         numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
         return list(owners), numbers
@@ -106,10 +107,11 @@ class RecordedTrace:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of columns of numbers (NONE or more), and for each row the number of its like."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
+    """The distinct rows of columns of numbers (NONE or more), and for each row its place among them."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)  # the numbers of a row as the digits of one number
     for column in columns:
-        key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
+        base = int(column.max(initial=NONE)) - NONE + 1
+        key = key * base + (column - NONE)
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
     return list(zip(*(column[first].tolist() for column in columns), strict=True)), group.reshape(-1)
 
@@ -192,7 +194,8 @@ KIND = {category: kind for kind, categories in trace_rules()["events"].items() f
 
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
     """Reads the events one by one, from `traceEvents` or a bare list, and all else as whole values."""
-    for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
+    taken_apart = ((), ("traceEvents",))
+    for keys, value in items(text, lambda keys: keys in taken_apart):
         if keys in (("*",), ("traceEvents", "*")):  # an item of either list
             _take_event(value, into)
         elif keys == ("deviceProperties",) and isinstance(value, list):
@@ -273,6 +276,7 @@ def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
     """Reads the records of each list one by one."""
     into.source = "rocprof"
     process = _RocprofProcess(into, -1)
+    # Below ROCPROF and a process, a list such as `agents` or `buffer_records` / `kernel_dispatch` is entered.
     for keys, value in items(text, lambda keys: len(keys) < 4 or (len(keys) == 4 and keys[3] != "*")):
         if keys == (ROCPROF, "*", "metadata", "pid"):
             process = _RocprofProcess(into, process.number + 1)

@@ -43,43 +43,30 @@ NO_TIME = Times(0, 0, 0.0)
 
 @dataclass(frozen=True)
 class KernelTime(Times):
-    """A kernel in the steps of one phase; on CPU traces an operator, without those inside it.
-
-    library: the name of the library that has it; empty if unknown
-    op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
-    shapes:  of the operator's inputs, as the profiler recorded them; those of the most time
-    """
+    """A kernel in the steps of one phase; on CPU traces an operator, without those inside it."""
 
     name: str
     op_class: str
-    library: str
+    library: str  # the one that has it; empty if unknown
     phase: Phase
-    op: str
-    shapes: Mapping[str, Times]
+    op: str  # the operator whose launches of it took the most time; empty if none is known (in graphs)
+    shapes: Mapping[str, Times]  # of the operator's inputs, as the profiler recorded them: the most time
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One step on one device.
-
-    evidence:  how its bounds and its phase were found
-    start_ns:  from the start of the first kernel of the trace
-    span_ns:   from the start of its first kernel to the end of its last
-    idle_ns:   the part of the span in which nothing runs: the device waits, mostly for the host
-    period_ns: until the start of the next step; None for the last
-    time_ns:   the sum of its kernels' times; `classes` has those by class
-    """
+    """One step on one device."""
 
     name: str
     device: str
     phase: Phase
-    evidence: str
-    start_ns: int
-    span_ns: int
-    idle_ns: int
-    period_ns: int | None
-    time_ns: float
-    classes: Mapping[str, Times]
+    evidence: str  # how its bounds and its phase were found
+    start_ns: int  # from the start of the first kernel of the trace
+    span_ns: int  # from the start of its first kernel to the end of its last
+    idle_ns: int  # the part of the span in which nothing runs: the device waits, mostly for the host
+    period_ns: int | None  # until the start of the next step; None for the last
+    time_ns: float  # the sum of its kernels' times
+    classes: Mapping[str, Times]  # the same by class
 
     def times(self, op_class: str) -> Times:
         """The times of a class. `host` includes the idle time, so that all exposed times sum to the span."""
@@ -89,25 +76,18 @@ class TraceStep:
 
 @dataclass(frozen=True)
 class Device:
-    """One device.
-
-    busy_ns:          the union of all that it ran; idle_ns: the rest of the span
-    sum_ns:           the sum of all that it ran; overlapped_ns: what the sum has beyond the union
-    communication_ns: the union of communication; exposed_communication_ns: what no computation covers of it
-    """
-
     name: str
     model: str
     streams: int
     calls: int
     span_ns: int
-    busy_ns: int
-    idle_ns: int
+    busy_ns: int  # the union of all that it ran
+    idle_ns: int  # the rest of the span
     idle_between_steps_ns: int
-    sum_ns: int
-    overlapped_ns: int
-    communication_ns: int
-    exposed_communication_ns: int
+    sum_ns: int  # the sum of all that it ran
+    overlapped_ns: int  # what the sum has beyond the union
+    communication_ns: int  # the union of communication
+    exposed_communication_ns: int  # what no computation covers of it
 
 
 @dataclass(frozen=True)
@@ -120,25 +100,19 @@ class PerStep(Times):
 
 @dataclass(frozen=True)
 class Trace:
-    """A decomposed trace.
-
-    on:         where the work ran; `cpu`: operators' own time, as the trace has no kernels
-    engine:     empty if nothing tells it
-    partial:    whether the file breaks off, so that only what came before was read
-    categories: how many events of each category the file has
-    """
+    """A decomposed trace."""
 
     path: str
     source: Literal["torch", "rocprof", "nsys"]
-    on: Literal["gpu", "cpu"]
-    engine: str
+    on: Literal["gpu", "cpu"]  # where the work ran; `cpu`: operators' own time, as the trace has no kernels
+    engine: str  # empty if nothing tells it
     rank: int | None
     world_size: int | None
-    partial: bool
+    partial: bool  # whether the file breaks off, so that only what came before was read
     devices: tuple[Device, ...]
     kernels: tuple[KernelTime, ...]
     steps: tuple[TraceStep, ...]
-    categories: Mapping[str, int]
+    categories: Mapping[str, int]  # how many events of each category the file has
     findings: tuple[Finding, ...]
 
     def phases(self) -> tuple[Phase, ...]:

@@ -16,31 +16,21 @@ from harness.serving.trace.profilers import NONE, RecordedTrace
 
 @dataclass(frozen=True)
 class LaunchedWork:
-    """Stretches of work, one in each row of the arrays. Times are in ns.
-
-    name:   number in recorded.names
-    op:     number of the operator that launched it; shapes: number of that operator's input shapes
-    calls:  1, or 0 for a stretch in which an operator goes on after another one inside it
-    device: number in `devices`; stream: number of the stream or thread
-    at:     when its launch was called; process: number of the process that called
-    graph:  bool, whether a graph launched it
-
-    op, shapes, at and process are NONE if unknown.
-    """
+    """Stretches of work, one in each row of the arrays. op, shapes, at and process are NONE if unknown."""
 
     on: Literal["gpu", "cpu"]
     devices: Sequence[Any]
-    name: np.ndarray
-    op: np.ndarray
-    shapes: np.ndarray
-    calls: np.ndarray
-    device: np.ndarray
-    stream: np.ndarray
-    start: np.ndarray
+    name: np.ndarray  # number in RecordedTrace.names
+    op: np.ndarray  # number of the operator that launched it
+    shapes: np.ndarray  # number of that operator's input shapes
+    calls: np.ndarray  # 1, or 0 for a stretch in which an operator goes on after another one inside it
+    device: np.ndarray  # number in `devices`
+    stream: np.ndarray  # number of the stream or thread
+    start: np.ndarray  # ns
     end: np.ndarray
-    at: np.ndarray
-    process: np.ndarray
-    graph: np.ndarray
+    at: np.ndarray  # when its launch was called, ns
+    process: np.ndarray  # number of the process that called
+    graph: np.ndarray  # bool, whether a graph launched it
 
 
 SAME_CALL_NS = 10**7  # a call may be recorded at two levels of the runtime, one within the other
@@ -62,19 +52,20 @@ def kernel_work(recorded: RecordedTrace) -> LaunchedWork:
     devices, device_of = recorded.streams.owners()
     stream, start = work.stream[row], work.start[row]
     return LaunchedWork(
-        "gpu", devices, work.name[row], _take(ops.name, op), _take(ops.shapes, op),
-        np.ones(len(row), dtype=np.int8), device_of[stream], stream, start, start + length, at,
-        _process(recorded, thread), graph,
+        on="gpu", devices=devices, name=work.name[row], op=_take(ops.name, op), shapes=_take(ops.shapes, op),
+        calls=np.ones(len(row), dtype=np.int8), device=device_of[stream], stream=stream,
+        start=start, end=start + length, at=at, process=_process(recorded, thread), graph=graph,
     )  # fmt: skip
 
 
 def operator_work(recorded: RecordedTrace) -> LaunchedWork:
     """The operators of CPU threads, each without those inside it."""
     ops = recorded.ops
-    has_id = ops.external != NONE
     columns = (ops.thread, ops.start, ops.name, ops.external)
-    counts = ~_repeated(recorded, "operators", has_id, *columns, order_by=ops.length)
-    counts &= ~_hours_away(recorded, "operators", ops.start)
+    # Without an id the two may be an operator and, inside it, another of the same name.
+    is_again = _repeats(*columns, order_by=ops.length) & (ops.external != NONE)
+    _note_repeated(recorded, "operators", is_again)
+    counts = ~is_again & ~_hours_away(recorded, "operators", ops.start)
     row, start, end = own_time(ops.thread[counts], ops.start[counts], (ops.start + ops.length)[counts])
     row = np.flatnonzero(counts)[row]
     calls = np.zeros(len(row), dtype=np.int8)
@@ -82,9 +73,9 @@ def operator_work(recorded: RecordedTrace) -> LaunchedWork:
     calls[first_stretch] = 1
     thread = ops.thread[row]
     return LaunchedWork(
-        "cpu", ["cpu"], ops.name[row], np.full(len(row), NONE), ops.shapes[row], calls,
-        np.zeros(len(row), dtype=int), thread, start, end, ops.start[row], _process(recorded, thread),
-        np.zeros(len(row), dtype=bool),
+        on="cpu", devices=["cpu"], name=ops.name[row], op=np.full(len(row), NONE), shapes=ops.shapes[row],
+        calls=calls, device=np.zeros(len(row), dtype=int), stream=thread, start=start, end=end,
+        at=ops.start[row], process=_process(recorded, thread), graph=np.zeros(len(row), dtype=bool),
     )  # fmt: skip
 
 
@@ -106,15 +97,18 @@ def _note_merged(recorded: RecordedTrace) -> None:
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
+    """The number of the process of each thread; NONE for NONE."""
     return _take(recorded.threads.owners()[1], thread)
 
 
 def _row_of_id(column: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """For each id the first row that has it in a column; NONE if the id is NONE or there is no such row."""
+    if not len(column):
+        return np.full(len(ids), NONE)
     order = np.argsort(column, kind="stable")
-    row = np.append(order, NONE)[np.searchsorted(column[order], ids)]
-    is_found = np.append(column, NONE)[row] == ids  # of row NONE, which is -1, the value is NONE
-    return np.where((ids != NONE) & is_found, row, NONE)
+    place = np.searchsorted(column[order], ids)  # len(column) for an id above all others
+    row = order[np.minimum(place, len(column) - 1)]
+    return np.where((ids != NONE) & (column[row] == ids), row, NONE)
 
 
 def _take(column: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -204,23 +198,38 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     that is recorded twice counts once; one that begins hours from all others does not count; one that is
     longer than usual and runs over its successors counts until the next one starts.
     """
-    work, names = recorded.work, list(recorded.names)
-    columns = (work.stream, work.start, work.name)
-    rows = np.flatnonzero(~_repeated(recorded, "kernels", work.length > 0, *columns, order_by=work.length))
+    work = recorded.work
+    is_again = _repeats(work.stream, work.start, work.name, order_by=work.length) & (work.length > 0)
+    _note_repeated(recorded, "kernels", is_again)
+    rows = np.flatnonzero(~is_again)
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
     rows = rows[~_hours_away(recorded, "kernels", work.start[rows])]
     start, length, stream = work.start[rows], work.length[rows].copy(), work.stream[rows]
+    _shorten(recorded, work.name[rows], stream, start, length)
+    for number in np.unique(stream):
+        on_stream = stream == number
+        _note_overlap(recorded, number, start[on_stream], length[on_stream])
+    order = np.argsort(rows, kind="stable")
+    return rows[order], length[order]
+
+
+def _shorten(
+    recorded: RecordedTrace, name: np.ndarray, stream: np.ndarray, start: np.ndarray, length: np.ndarray
+) -> None:
+    """Corrects the lengths of kernels that are too long for their stream, in place. The rows are in the order
+    of streams and time."""
+    names = list(recorded.names)
     until_next = np.append(start[1:], 0) - start  # until the start of the next kernel
     until_next[np.append(stream[1:] != stream[:-1], True)] = FOREVER
     is_over, is_last = length > until_next + NEIGHBOURS_NS, until_next == FOREVER
-    for number in np.unique(work.name[rows][is_over | is_last]):
-        of_name = work.name[rows] == number
-        several = of_name.sum() > 2
-        usual_lengths = length[of_name if several else of_name & ~is_over]
+    for number in np.unique(name[is_over | is_last]):
+        of_name = name == number
+        has_median = of_name.sum() > 2  # one that is wrong does not move it
+        usual_lengths = length[of_name if has_median else of_name & ~is_over]
         usual = float(np.median(usual_lengths)) if len(usual_lengths) else 0.0
         wrong = of_name & is_over & (length > TOO_LONG * usual)
         # Communication may take long, because it waits for other ranks.
-        if several and rule_of(names[number]).op_class not in COMMUNICATION:
+        if has_median and rule_of(names[number]).op_class not in COMMUNICATION:
             wrong |= of_name & is_last & (length > LAST_TOO_LONG * usual)
         if wrong.any():
             recorded.note(
@@ -230,11 +239,6 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
                 "up to the next kernel's start, or with the usual time where none follows",
             )
             length[wrong] = np.where(is_last[wrong], round(usual), until_next[wrong])
-    for number in np.unique(stream):
-        on_stream = stream == number
-        _note_overlap(recorded, number, start[on_stream], length[on_stream])
-    order = np.argsort(rows, kind="stable")
-    return rows[order], length[order]
 
 
 def _hours_away(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
@@ -246,23 +250,22 @@ def _hours_away(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.nda
     return np.zeros(len(far), dtype=bool)
 
 
-def _repeated(
-    recorded: RecordedTrace, what: str, candidates: np.ndarray, *columns: np.ndarray, order_by: np.ndarray
-) -> np.ndarray:
-    """The candidates that equal an earlier row in all columns, bool [n]. Equal rows are ordered by
-    `order_by`."""
+def _repeats(*columns: np.ndarray, order_by: np.ndarray) -> np.ndarray:
+    """The rows that equal another one in all columns, bool [n], except the first by `order_by`."""
     order = np.lexsort((order_by, *reversed(columns)))
     equals_previous = [column[order][1:] == column[order][:-1] for column in columns]
     again = np.zeros(len(order), dtype=bool)
     again[order[1:]] = np.all(equals_previous, axis=0)
-    again &= candidates
+    return again
+
+
+def _note_repeated(recorded: RecordedTrace, what: str, again: np.ndarray) -> None:
     if again.any():
         recorded.note(
             "twice",
             f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but "
             "files or ranks were merged into this one",
         )
-    return again
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:

@@ -12,8 +12,9 @@ from harness.explain.inputs import steps_in
 from harness.explain.served import Log
 from harness.explain.sides import Sides
 from harness.explain.step import decode_step
+from harness.serving.ab.effect import pairs_for
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import MOST_LOOKED_AT, effects, pairs_for
+from harness.serving.ab.result import effects
 from harness.serving.trace import decompose
 from shapes.case import Case
 from tests.harness.explain.test_planted import explained, found_in, names
@@ -248,7 +249,7 @@ def test_more_pairs_are_those_that_would_tell(here, world):
     (noise,) = [cause for cause in found["causes"] if cause["name"] == of.NOISE]
     effect = effects(Record(world.folder / "ab"), "quick")["tpot"]
     percent = 100 * found["expected"]["ms"] / effect.base
-    more = pairs_for(percent, effect.launch_spread, 0.95, MOST_LOOKED_AT) - effect.pairs
+    more = pairs_for(percent, effect.launch_spread, 0.95) - effect.pairs
     assert f"; {more} more pairs would tell" in noise["says"] and more > 0
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from harness.cli.serving.ab_display import planned
-from harness.serving.ab import result as module
+from harness.serving.ab import effect as module
+from harness.serving.ab.effect import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
 from harness.serving.ab.plan import made
-from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
 
 
 def experiment(draw, change, launch_sd, pairs=None, arms=1, trend=0.0, margin=1e-6):
@@ -68,7 +68,7 @@ def test_pairs_needed_are_those_that_find_it_four_times_in_five():
         fewer = max(m for m in among if m < n)
         assert power(change, n, sd, level) >= 0.8 > power(change, fewer, sd, level)
     assert pairs_for(1, 1.2, confidence(None, 1), LOOKS) is None
-    assert pairs_for(1, module.SPREAD["ttft"][1], 0.95, module.MOST_LOOKED_AT) is None
+    assert pairs_for(1, module.usual_spread("ttft", 1), 0.95) is None
 
 
 def plan_of(option=""):

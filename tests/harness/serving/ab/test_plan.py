@@ -9,9 +9,9 @@ import pytest
 from harness.cli.serving.ab import parse_arm
 from harness.errors import UsageError
 from harness.serving.ab import names
-from harness.serving.ab.plan import client, launch, made, stop
+from harness.serving.ab.plan import client_command, launch_command, made, stop_command
 from harness.serving.ab.server import RunFailed
-from harness.serving.ab.session import counted
+from harness.serving.ab.session import whole_run
 from harness.serving.ab.templates import listed
 from tests.support.paths import DATA
 
@@ -26,7 +26,7 @@ DOCKER = {
 
 
 def launched(plan, arm):
-    return launch(plan, arm, "n-1", 30000, Path("/c"))
+    return launch_command(plan, arm, "n-1", 30000, Path("/c"))
 
 
 def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
@@ -36,7 +36,7 @@ def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
     assert dict(a.variables) == {"Z": "3", "Y": "/c/y", "PATH_TO": None} and b.variables["X"] == "1"
     assert str(b).startswith("env -u PATH_TO Z=3 Y=/c/y X=1 serve --port 30000")
     assert "PATH_TO" not in b.environment()
-    called = client(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
+    called = client_command(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
     assert called.words == ("bench", "http://127.0.0.1:30000", "--seed", "7", "--out", "/r.json")
     assert plan.differing() == (["X"], ["--fast"])
     commented = launched(made(GOOD | {"launch": f"{LAUNCH}  # why"}, "x"), "b").words
@@ -54,7 +54,7 @@ def test_a_container_has_its_own_variables_image_and_end():
     b = launched(plan, "b").words
     assert b[3:8] == ("--name", "n-1", "-e", "X=1", "-p") and "vllm:2" in b
     assert "-e" not in launched(plan, "a").words and "vllm:1" in launched(plan, "a").words
-    assert stop(plan, "b", "n-1", 30000).words[1:] == ("stop", "-t", "90", "n-1")
+    assert stop_command(plan, "b", "n-1", 30000).words[1:] == ("stop", "-t", "90", "n-1")
 
 
 def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, monkeypatch):
@@ -62,8 +62,8 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
                         "client": f"{CLIENT} --n {{prompts}}", "prompts": 640,
                         "warm_up_prompts": 128}, "x")  # fmt: skip
     assert launched(plan, "b").words[-1] == "exec serve --port 30000 --fast 2"
-    at = plan, "a", 1, 1, Path("/r"), Path("/c")
-    assert [client(*at, warm_up=warm).words[-1] for warm in (False, True)] == ["640", "128"]
+    assert client_command(plan, "a").words[-1] == "640"
+    assert client_command(plan.for_warm_up(), "a").words[-1] == "128"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
     arms = {"a": {"flags": "--config=serve.sh"}, "b": {}}
@@ -162,9 +162,9 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
         "launch": f"{sys.executable} {package}/server.py {{port}}",
         "arms": {"a": {}, "b": {"env": dict.fromkeys(sorted(variables), "1"), "flags": flags}},
     }, "x")  # fmt: skip
-    plan_of = names._installed
+    installed = names._installed  # which must not raise for this launch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names, "_installed", lambda command: ([package], [package], plan_of(command)[2]))
+        patch.setattr(names, "_installed", lambda command: installed(command) and ([package], [package]))
         told = {line["name"]: line["says"] for line in names.looked_up(plan)}
     dead = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_IN_TESTS",
             "SGLANG_PART", "SGLANG_IN_C_COMMENT",
@@ -190,12 +190,12 @@ def test_requests_that_a_client_does_not_count_are_missed(tmp_path):
     (file := tmp_path / "result.jsonl").write_text(rows[0])
     done = json.loads(rows[0])["completed"]
     plan = made(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
-    assert counted(file, done).totals.completed == done
+    assert whole_run(file, done).totals.completed == done
     with pytest.raises(RunFailed, match=f"{done} of {2 * done} requests failed"):
-        counted(file, plan.prompts_asked)
+        whole_run(file, plan.prompts_asked)
     file.write_text("\n".join([rows[0], rows[0].replace('"completed"', '"other": 1, "completed"')]))
     with pytest.raises(RunFailed, match="holds 2 runs: the client is to make one"):
-        counted(file, done)
+        whole_run(file, done)
     file.write_text("not yet")
     with pytest.raises(RunFailed, match="cannot read"):
-        counted(file, done)
+        whole_run(file, done)

@@ -7,10 +7,11 @@ import pytest
 from harness.cli.serving.ab_display import planned, shown
 from harness.errors import UsageError
 from harness.report.terminal import plain_text
-from harness.serving.ab import result as predict
+from harness.serving.ab import expected
+from harness.serving.ab.expected import changes_of, predicted
 from harness.serving.ab.plan import made
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import changes_of, predicted, summary
+from harness.serving.ab.result import summary
 from harness.serving.ledger import KernelChange
 from tests.support.paths import ROOT
 
@@ -42,7 +43,7 @@ def test_a_run_with_both_settings_says_what_the_op_gained():
 def test_the_link_says_what_that_is_worth_to_the_arm(monkeypatch):
     h200 = str(ROOT / "results" / "h200" / "mla_decode-b64")
     change = KernelChange(op="mla_decode", factor=1.5, low=1.4, high=1.6, source=h200)
-    monkeypatch.setattr(predict, "changes_of", lambda *_: [change])
+    monkeypatch.setattr(expected, "changes_of", lambda *_: [change])
     found = predicted(plan_of(X="1"), [h200])
     assert "expected: changed: TPOT, mean changes by -" in planned(plan_of(X="1"), None, ROOT, [], found)
     (tpot,) = [each for each in found if each.quantity == "tpot"]

@@ -63,7 +63,7 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     files = [f"--{side}={name}" for side, names in (("before", before), ("after", after)) for name in names]
     serving(["observe", str(ledger), "moe", "--assume=all", *files], standalone_mode=False)
     [row] = rows(read(ledger))
-    found = {line.kind[0]: line for line in ledger_lines(row) if line.observation}
+    found = {line.quantity: line for line in ledger_lines(row) if line.observation}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
     moved = [[shutil.copy(side[2], f"{side[2]}.moved.json")] for side in (before, after)]
     with pytest.raises(UsageError, match=r"row moe of .* has .*a2.json.moved.json, .* already; a run counts"):

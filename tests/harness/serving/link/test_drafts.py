@@ -10,7 +10,7 @@ from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving import load as load_runs
-from harness.serving.ab import result as of_ab
+from harness.serving.ab import expected as of_ab
 from harness.serving.ab.plan import made
 from harness.serving.ledger import KernelChange
 from harness.serving.link.calibration import PRIOR

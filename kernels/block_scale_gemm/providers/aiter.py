@@ -55,17 +55,17 @@ def gemm(
 
     def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         b_q = operands.b_q
-        kernel_a_scale = a_scale_view = operands.a_scale
+        a_scale = passed_a_scale = operands.a_scale
         if preshuffled:
             b_q = in_tiles(b_q)
             if is_triton:  # the rows of a tile are one row of the tensor that it gets
                 b_q = b_q.reshape(b_q.shape[0] // TILE_N, -1)
-            # The kernel gets a tensor of shape [M, blocks] that holds the scales block after block. The view
-            # has each scale at its row and block.
-            a_scale_view = column_major(operands.a_scale)
-            kernel_a_scale = a_scale_view.t().view(operands.a_scale.shape)
+            # The kernel reads the scales block after block, but takes a contiguous tensor [M, blocks]. So the
+            # passed one is the memory of a_scale in another shape: its indexes are no rows and blocks.
+            a_scale = column_major(operands.a_scale)
+            passed_a_scale = a_scale.t().view(operands.a_scale.shape)
         output = torch.bfloat16 if has_table else out
-        values = (operands.a_q, b_q, kernel_a_scale, operands.b_scale, output)
+        values = (operands.a_q, b_q, passed_a_scale, operands.b_scale, output)
         arguments = dict(zip(multiply.needs, values, strict=True))
         product = multiply.bind(**arguments, **dict.fromkeys(multiply.wishes, True))
 
@@ -79,7 +79,7 @@ def gemm(
                     raise Unsupported(f"{function}: {' '.join(str(error).split())}") from error
                 raise
 
-        inputs = {"a_q": operands.a_q, "a_scale": a_scale_view}
+        inputs = {"a_q": operands.a_q, "a_scale": a_scale}
         return Prepared(operands, out, call, inputs=inputs, picked=lambda: picked(operands, table))
 
     with_triton = " with Triton" if is_triton else ""

@@ -76,7 +76,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
     # The product: the first of these functions that the installed version has.
     multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)
     transform: ClassVar[Function] = TRANSFORM  # brings scales into the kernel's layout
-    symbols: ClassVar[Sequence[Taken]] = (multiply, transform)
+    symbols: ClassVar[Sequence[Taken]] = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return multiples(sizes, 64)
@@ -92,7 +92,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         if operands.a is not None:
-            # The quantiser returns new tensors at every call, so that each call passes them on.
+            # The quantiser returns new tensors at every call. They replace those that `multiply` is bound to.
             quantise = self.quantiser(operands.a)
             multiply = self.bind(quantise(), self.weights(operands), out)
             return Prepared(operands, out, lambda: multiply(a=quantise()))
@@ -172,8 +172,8 @@ class DeepGemmOfSglang(DeepGemmBlockScale):
 
 
 class _Packed(Prepared):
-    """The call on Blackwell, where the kernel reads the exponents of four scales in an int32. No view of that
-    is fp32, so that the suite's own producer kernel cannot write there."""
+    """The call on Blackwell. DeepGEMM takes the scales of a packed, four exponents in an int32, or in fp32,
+    which it packs within the call. Until `inputs` is called, they are packed, and only `load` writes them."""
 
     operands: BlockScaleGemmOperands
 
@@ -192,8 +192,8 @@ class _Packed(Prepared):
         self.a_packed.copy_(self.row.packed(live["a_scale"], live["a_q"], is_a=True))
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """From now on the call takes the fp32 scales of the operands, which a producer kernel writes before
-        every call, and DeepGEMM packs them within the call."""
+        """Changes the call: from now on it takes the fp32 scales of the operands. A caller asks for `inputs`
+        in order to write them before every call, and the suite's own quantiser cannot write packed scales."""
         self.multiply = self.row.bind((self.operands.a_q, self.operands.a_scale), self.b, self.out)
         return super().inputs()
 

@@ -259,7 +259,7 @@ class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
     kinds = ("cuda", "rocm", "cpu")
     symbols = (TRITON_OF_VLLM,)
     tables = TABLES_OF_VLLM
-    reads = f"copy it to {VLLM.rpartition('.')[0].replace('.', '/')}/configs"
+    how_to_use = f"copy it to {VLLM.rpartition('.')[0].replace('.', '/')}/configs"
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         return interpreted_s(sizes, TILE_M, BLOCK)
@@ -278,7 +278,7 @@ class SglangTritonGemm(Sglang, TritonGemm):
     requires = "SGLang with Triton, cuda or rocm (read to 0.5.23)"
     symbols = (TRITON_OF_SGLANG,)
     tables = TABLES_OF_SGLANG
-    reads = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"
+    how_to_use = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """On AMD's GPUs SGLang raises BLOCK_SIZE_K to that of a scale (get_w8a8_block_fp8_configs)."""

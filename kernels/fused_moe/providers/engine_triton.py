@@ -170,7 +170,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
     requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
     symbols = (EXPERTS_OF_VLLM, QUANTISATION, TABLES_OF_VLLM.find_table)
     tables = TABLES_OF_VLLM
-    reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
+    how_to_use = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         local_experts = operands.sizes.local_experts
@@ -196,7 +196,7 @@ class SglangTritonMoe(Sglang, TritonMoe):
         *(SET_SERVER_ARGS, SERVER_ARGS),
     )
     tables = TABLES_OF_SGLANG
-    reads = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
+    how_to_use = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
 
     def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
         set_up_one_rank()

@@ -213,9 +213,8 @@ def middle_replaced(terms: Terms) -> Terms:
 
 
 b_scales = partial(changed, "b_scale")
-NEXT_SCALE = "b's scales of the next block of K"
 IN_W8A8: Variants = {
-    NEXT_SCALE: b_scales(lambda s: s.roll(-1, 1)),
+    "b's scales of the next block of K": b_scales(lambda s: s.roll(-1, 1)),
     "b's scales of the next block of N": reading(
         b_scale=lambda tile: tile.operands.b_scale.roll(-1, 0)[tile.columns // BLOCK]
     ),
@@ -244,7 +243,7 @@ IN_W8A8: Variants = {
 }
 
 IN_CORE_AND_W8A16: Variants = {
-    NEXT_SCALE: IN_W8A8[NEXT_SCALE],
+    "b's scales of the next block of K": b_scales(lambda s: s.roll(-1, 1)),
     "b's scales in FP8": b_scales(lambda s: fp8(E4M3, s * 128) / 128),
     "a block of K left out": gemm(lambda terms: terms[: len(terms) // 2] + terms[len(terms) // 2 + 1 :]),
 }

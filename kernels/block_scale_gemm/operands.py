@@ -262,8 +262,6 @@ def _put_ties(rows: torch.Tensor, is_largest: torch.Tensor, fmt: Fp8Format, seed
     """Changes rows [m, K] in place, but no sign. The values that `is_largest` [K] marks become the format's
     largest value times a power of two, and all others at most an eighth of that. A quarter of the others lie
     halfway between two codes."""
-    if not len(rows):
-        return
     generator = torch.Generator(rows.device).manual_seed(seed + 1)
     exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8
     draw = torch.empty(rows.shape, device=rows.device)

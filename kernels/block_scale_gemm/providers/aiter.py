@@ -8,6 +8,7 @@ through the two rows with a tuned table. Untested on hardware.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kernels import vendor
@@ -49,9 +50,6 @@ def gemm(
     is_triton:   whether it is a Triton kernel, which allocates the fp32 parts of a split K
     step_n:      N has to be a multiple of this
     """
-    table = ""  # the attribute of AITER_CONFIGS that names the tuned table
-    if has_table:
-        table = f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{'BPRESHUFFLE_' if preshuffled else ''}FILE"
 
     def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         b_q = operands.b_q
@@ -80,7 +78,8 @@ def gemm(
                 raise
 
         inputs = {"a_q": operands.a_q, "a_scale": a_scale}
-        return Prepared(operands, out, call, inputs=inputs, picked=lambda: picked(operands, table))
+        picked = functools.partial(picked_in_table, operands, preshuffled) if has_table else None
+        return Prepared(operands, out, call, inputs=inputs, picked=picked)
 
     with_triton = " with Triton" if is_triton else ""
     parts = MOST_SPLITS if is_triton else 0  # fp32 outputs of a split K
@@ -112,13 +111,12 @@ def marked_tiles(weights: torch.Tensor) -> torch.Tensor:
     return tiles
 
 
-def picked(operands: BlockScaleGemmOperands, table: str) -> str:
+def picked_in_table(operands: BlockScaleGemmOperands, preshuffled: bool) -> str:
     """For the record: what the tuned table has for these sizes; empty where this version does not tell."""
-    if not table:
-        return ""
     sizes = operands.sizes
+    kind = "BPRESHUFFLE_" if preshuffled else ""
     try:
-        file = getattr(TABLES.find(), table, None)
+        file = getattr(TABLES.find(), f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{kind}FILE", None)
         row: Any = LOOK_UP.bind(M=sizes.m, N=sizes.n, K=sizes.k, tuned_file=file)()
     except (BindingError, Unsupported):
         return ""

@@ -51,7 +51,7 @@ VLLM_QUANTISE = Function(
     when="with_quant, sm_90",
 )
 VLLM_QUANTISE_PACKED = Function(
-    f"{VLLM_QUANTISE.places[0]}_packed_for_deepgemm",
+    f"{VLLM_FP8}.per_token_group_quant_fp8_packed_for_deepgemm",
     needs="x group_size use_ue8m0",
     when="with_quant, sm_100 and later",
 )
@@ -178,13 +178,10 @@ class _Packed(Prepared):
     operands: BlockScaleGemmOperands
 
     def __init__(self, row: DeepGemmBlockScale, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
+        super().__init__(operands, out, lambda: self.multiply())
         self.a_packed = row.packed(operands.a_scale, operands.a_q, is_a=True)
         self.row, self.b = row, row.weights(operands)
         self.multiply = row.bind((operands.a_q, self.a_packed), self.b, out)
-
-    def call(self) -> None:
-        self.multiply()
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Writes in place, because recorded graphs read from there."""

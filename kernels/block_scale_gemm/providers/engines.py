@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kernels import platform as platforms
@@ -232,12 +232,8 @@ class TritonGemm(EngineTuned):
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """Where one tile holds all rows, GROUP_SIZE_M has no effect, so that 1 is its only value."""
-        seen = set()
         for config in super().configurations(target, sizes):
-            if sizes.m <= config.BLOCK_SIZE_M:
-                config = replace(config, GROUP_SIZE_M=1)
-            if config not in seen:
-                seen.add(config)
+            if config.GROUP_SIZE_M == 1 or sizes.m > config.BLOCK_SIZE_M:
                 yield config
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:

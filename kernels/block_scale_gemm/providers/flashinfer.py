@@ -112,7 +112,8 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     flashinfer_gemm_w8a8_block_fp8_linear_with_fallback in SGLang's srt/layers/quantization/fp8_utils.py
     (0.5.23), which adds no rows where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
-    return product(operands, out, by_backend(operands, out, "trtllm", a_scale, None), a_scale=a_scale)
+    multiply = with_b(operands, out, a_scale=a_scale, scale_major_mode=None, backend="trtllm")
+    return product(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(
@@ -130,19 +131,12 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
 def cutile(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """NVIDIA's kernel in Python, which takes all operands as they are. The first call at these sizes tunes
     the kernel, and each call first fills the output with zeros. No engine runs it."""
-    return by_backend(operands, out, "cutile", operands.a_scale, "K")
+    return with_b(operands, out, a_scale=operands.a_scale, scale_major_mode="K", backend="cutile")
 
 
-def by_backend(
-    operands: BlockScaleGemmOperands,
-    out: torch.Tensor,
-    backend: str,
-    a_scale: torch.Tensor,
-    major: str | None,
-) -> Call:
-    """The product of a backend that takes b and its scales in the canonical layout. major: the dimension
-    along which the backend takes scales as contiguous, where it has to be told"""
+def with_b(operands: BlockScaleGemmOperands, out: torch.Tensor, **arguments: object) -> Call:
+    """The product, with b and its scales in the canonical layout. arguments: what differs between rows"""
     return OTHER_BACKENDS.bind(
-        a=operands.a_q, a_scale=a_scale, b=operands.b_q, b_scale=operands.b_scale, out=out,
-        scale_major_mode=major, scale_granularity_mnk=(1, BLOCK, BLOCK), backend=backend,
+        a=operands.a_q, b=operands.b_q, b_scale=operands.b_scale, out=out,
+        scale_granularity_mnk=(1, BLOCK, BLOCK), **arguments,
     )  # fmt: skip

@@ -7,16 +7,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
-
-if TYPE_CHECKING:
-    import torch
 
 # The interpreter's speed on one core of a Zen 4 server.
 STEP_S = 4e-4  # seconds for a step of the loop over K, without what follows
@@ -137,7 +134,6 @@ class SplitK(SuiteTriton):
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        import torch
         import triton
         import triton.language as tl
         from triton.tools.tensor_descriptor import TensorDescriptor

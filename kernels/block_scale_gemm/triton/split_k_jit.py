@@ -69,7 +69,7 @@ def _unit(
     Each block of 128 products is summed by itself, and then scaled and added in fp32, because tensor cores
     keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
 
-    number: the program, or if PERSISTENT the turn of one, that computes the unit; its own number is `unit`
+    number: counts units in the order in which they start; `unit` counts them in the order of tiles and splits
     """
     ROWS: tl.constexpr = BLOCK_M // 2 if HALVES else BLOCK_M
     tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK)

@@ -190,9 +190,8 @@ def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     is_aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA_TILES:
         is_large = rows * columns >= 64 * 128
-        if is_aligned:
-            all_tma = (True,) if is_large else (True, False)
-        else:
+        all_tma: tuple[bool, ...] = (True,) if is_large else (True, False)
+        if not is_aligned:
             all_tma = () if halves else (False,)
         all_stages, all_per_unit = ((2, 3, 4), (1, 2)) if is_large else ((3, 4, 6), (1, 2, 4))
         all_sums = ("later", "last") if rows * columns <= LAST_SUMS_VALUES else ("later",)

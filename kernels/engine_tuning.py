@@ -148,7 +148,7 @@ class EngineTuned(Tunable):
     """Looks up what the engine would choose."""
     depths: tuple[int, ...] = (128,)
     """The values of BLOCK_SIZE_K to try."""
-    reads: str
+    how_to_use: str
     """Tells the user how to make the engine read a file that was written."""
 
     def prepared(self, operands: Operands, call: Call) -> Prepared:

@@ -158,7 +158,7 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
         seconds = f"{planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
         yield f"{name}: {len(planned.cases)} {word}, {configurations} configurations: {seconds}"
         if isinstance(implementation, EngineTuned):
-            winners = f"what is faster goes into tables in --out: {implementation.reads}"
+            winners = f"what is faster goes into tables in --out: {implementation.how_to_use}"
             yield f"{name}: against what the engine takes now; {winners}"
 
 

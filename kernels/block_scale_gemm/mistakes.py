@@ -1,9 +1,10 @@
 """Block-scale GEMM as kernels compute it, for a tile of the output in fp32, and kernels that are wrong in one
 way each.
 
-Unless its name says otherwise, a kernel is wrong in one row of the second block of 128 columns. Wrong sums
-and most wrong scales of b are made in calls that quantise their activations to FP8. The tolerance of these
-calls is the widest, so there the error is the hardest to see.
+Unless its name says otherwise, a kernel is wrong in one row of the second block of 128 columns. Calls are of
+three kinds: those of `core`, which are given FP8 activations, and in `with_quant` W8A8, which quantises bf16
+activations, and W8A16, which does not. Wrong sums and most wrong scales of b are those of W8A8: its tolerance
+is the widest, so there the error is the hardest to see.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Quantised = tuple[torch.Tensor, torch.Tensor]
 """FP8 values of a before scaling [M, K], and their scales [M, blocks of K]."""
 Quantiser = Callable[[Operands], Quantised]
 Terms = list[torch.Tensor]  # the products of each block of K, fp32 [rows, columns]
+ChangeTerms = Callable[[Terms], Terms] | None  # None: no change
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def tile_of(
 
 
 def multiply(
-    tile: Tile, terms: Callable[[Terms], Terms] = list, *,
+    tile: Tile, terms: ChangeTerms = None, *,
     step: int = BLOCK, round_step: Round = exact,
     parts: int = 1, round_part: Round = exact, round_total: Round = exact,
     round_operands: tuple[Round, Round] | None = None,
@@ -109,7 +111,8 @@ def multiply(
             for a_step, b_step in zip(a.split(step, 1), b.split(step, 1), strict=True):
                 dot = round_step(dot + a_step @ b_step.T)
             products.append(dot * (a_scale * b_scale.T))
-    products = terms(products)
+    if terms:
+        products = terms(products)
     blocks_of_part = math.ceil(len(products) / parts)
     total = torch.zeros_like(products[0])
     for first in range(0, len(products), blocks_of_part):
@@ -118,7 +121,7 @@ def multiply(
     return total
 
 
-def gemm(terms: Callable[[Terms], Terms] = list, **options: Any) -> Variant:
+def gemm(terms: ChangeTerms = None, **options: Any) -> Variant:
     """The kernel that calls `multiply` with these options."""
     return lambda tile: multiply(tile, terms, **options)
 
@@ -210,9 +213,8 @@ def middle_replaced(terms: Terms) -> Terms:
 
 
 b_scales = partial(changed, "b_scale")
-NEXT_SCALE = "b's scales of the next block of K"
-IN_FP8: Variants = {
-    NEXT_SCALE: b_scales(lambda s: s.roll(-1, 1)),
+IN_W8A8: Variants = {
+    "b's scales of the next block of K": b_scales(lambda s: s.roll(-1, 1)),
     "b's scales of the next block of N": reading(
         b_scale=lambda tile: tile.operands.b_scale.roll(-1, 0)[tile.columns // BLOCK]
     ),
@@ -239,14 +241,12 @@ IN_FP8: Variants = {
     "a block of K replaced by the one before": gemm(middle_replaced),
     "a partial sum one column late": gemm(lambda terms: [*terms[:-1], terms[-1].roll(1, 1)]),
 }
-"""What is wrong in calls that quantise their activations to FP8."""
 
-IN_OTHER_CALLS: Variants = {
-    NEXT_SCALE: IN_FP8[NEXT_SCALE],
+IN_CORE_AND_W8A16: Variants = {
+    "b's scales of the next block of K": b_scales(lambda s: s.roll(-1, 1)),
     "b's scales in FP8": b_scales(lambda s: fp8(E4M3, s * 128) / 128),
     "a block of K left out": gemm(lambda terms: terms[: len(terms) // 2] + terms[len(terms) // 2 + 1 :]),
 }
-"""What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
 
 def padded_and_read_unpadded(tile: Tile) -> torch.Tensor:
@@ -372,9 +372,9 @@ def each_in_one_place(variants: Variants, quantiser: Quantiser | None = None) ->
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *listed(each_in_one_place(IN_FP8, quantised), "with_quant", "fp8"),
-    *listed(each_in_one_place(IN_OTHER_CALLS), form="of given codes: {}"),
-    *listed(each_in_one_place(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
+    *listed(each_in_one_place(IN_W8A8, quantised), "with_quant", "fp8"),
+    *listed(each_in_one_place(IN_CORE_AND_W8A16), form="of given codes: {}"),
+    *listed(each_in_one_place(IN_CORE_AND_W8A16), "with_quant", form="W8A16: {}"),
     Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
     *listed({**each_in_one_place(IN_CORE), **OUTPUTS}),
     Mistake("a row truncated to 5 bits", in_chosen_row(lambda x: truncated_to(5, x.float())), truncates=True),
@@ -389,9 +389,9 @@ def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
     column_index = torch.arange(columns.start, columns.stop, device=operands.b_q.device)
 
     def output(variant: Variant) -> torch.Tensor:
-        # Activations in bf16 have scales of 1, so that only quantised ones show whether these are left out.
+        # The tile of bf16 activations has scales of 1, which make no difference when they are left out.
         quantiser = quantised if operands.a is not None and variant is UNSCALED else None
         return variant(tile_of(operands, quantiser, row_index, column_index))
 
-    variants = {**IN_FP8, **IN_CORE, **IN_OTHER_CALLS}
+    variants = {**IN_W8A8, **IN_CORE, **IN_CORE_AND_W8A16}
     return {name: partial(output, variant) for name, variant in variants.items()}

@@ -82,11 +82,10 @@ WEIGHT_VALUES = 4_194_301
 ACTIVATION_BLOCKS = 16_381
 ROWS = 1024  # rows of activations that are handled at a time
 
-DEVIATIONS = 4.3  # standard deviations of the weights at the format's maximum: what 128x128 values reach
+DEVIATIONS = 4.3  # the format's maximum in deviations of the weights: about the largest of 128x128 of them
 TYPICAL_SCALE = 2.0**-12  # of the weights
 OUTLIER_CHANNELS = 4  # columns of a
-ZERO_ROW = 61
-"""One row in so many is zero, from row 58 on. It is not a multiple of 8, so that all kinds of rows are."""
+ZERO_ROW = 61  # one row in so many is zero, from row 58 on; as it is odd, these are of all kinds modulo 8
 
 
 def generate(
@@ -138,7 +137,8 @@ def _weight_scales(
 ) -> torch.Tensor:
     """Scales that lie so many octaves above TYPICAL_SCALE, moved by up to 0.05 octaves."""
     moved = torch.empty(octaves.shape, device=octaves.device).uniform_(-0.05, 0.05, generator=generator)
-    return block_scale((octaves + moved).exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
+    magnitudes = (octaves + moved).exp2() * TYPICAL_SCALE * fmt.max  # of the largest values of blocks
+    return block_scale(magnitudes, fmt, scales)
 
 
 def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
@@ -220,55 +220,55 @@ def _spoil_weights(
 
 
 def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
-    """Changes the activations in place, by row modulo 8:
-
-    0, 4: the blocks where splits of K begin and end are 2^5 times larger, so that the loss of one of them
-          exceeds the noise of rounding to FP8. The first and the last value are twice the row's maximum, so
-          that a wrong mask shows. Row 0 is 2^24 times larger and row 4 2^12 times smaller, because fp16 holds
-          neither scale. A quantiser that takes no magnitude below 1 loses row 4. One that takes none below
-          1e-4, as DeepGEMM does, keeps it.
-    1:    2^17 times larger: sums overflow fp16.
-    2:    the largest value of a block stands first in even blocks and last in odd ones. It is the format's
-          largest value times a power of two, and at least eight times every other value. A quarter of the
-          other values lie halfway between two codes.
-    3:    the values of each block span 20 octaves, so that most are subnormal once they are quantised.
-    5:    every third block is zero, with -0 among the zeros; the block after it is 2^6 times larger.
-    6:    each second block is the negative of the block before it, so that neighbouring sums nearly cancel
-          where the weights do not differ.
-    7:    zero.
-    """
+    """Changes the activations in place, each row in the way of its number modulo 8."""
     k = a.shape[1]
-    generator = torch.Generator(a.device).manual_seed(seed + 1)
     blocks = -(-k // BLOCK)
     channel = torch.arange(k, device=a.device)
     block, in_block = channel // BLOCK, channel % BLOCK
-    # The blocks at the edges of the whole, of halves and of a quarter.
+
+    # 0 and 4: the blocks where splits of K begin and end (of the whole, of halves and of a quarter) are 2^5
+    # times larger, so that the loss of one of them exceeds the noise of rounding to FP8. The first and the
+    # last value are twice the row's maximum, so that a wrong mask shows.
     edges_of_splits = [0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4]
     is_at_edge = torch.isin(block, torch.tensor(edges_of_splits, device=a.device))
     a[0::4] = torch.where(is_at_edge, a[0::4] * 2.0**5, a[0::4])
     edge_value = 2 * a[0::4].abs().amax(1)
     a[0::4, 0], a[0::4, -1] = edge_value, -edge_value
+    # fp16 holds the scales of neither. A quantiser that takes no magnitude below 1 loses row 4. One that
+    # takes none below 1e-4, as DeepGEMM does, keeps it.
     a[0::8] *= 2.0**24
     a[4::8] *= 2.0**-12
+    # 1: sums overflow fp16.
     a[1::8] *= 2.0**17
-    if len(rows := a[2::8]):
-        width = (k - block * BLOCK).clamp(max=BLOCK)
-        is_largest = in_block == torch.where(block % 2 == 0, 0, width - 1)
-        exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8
-        draw = torch.empty(rows.shape, device=a.device)
-        size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)
-        # Codes lie 2 apart from 16 to 32 and 4 apart from 32 to 64. An eighth of e4m3fnuz's 240 is below 34.
-        even_chance = draw.uniform_(0, 1, generator=generator) < 0.5
-        tie = torch.where(even_chance & (fmt.max / 8 >= 34.0), 34.0, 17.0)
-        is_tie = draw.uniform_(0, 1, generator=generator) < 0.25
-        size = torch.where(is_largest, fmt.max, torch.where(is_tie, tie, size))
-        rows.copy_(torch.ldexp(size.copysign(rows.float()), exponent))
-    # Steps of 37 go round all 128 places, so that large and small values alternate.
+    # 2: the largest value of a block stands first in even blocks and last in odd ones.
+    last_in_block = (k - block * BLOCK).clamp(max=BLOCK) - 1
+    _put_ties(a[2::8], in_block == torch.where(block % 2 == 0, 0, last_in_block), fmt, seed)
+    # 3: the values of each block span 20 octaves, so that most are subnormal once they are quantised. Steps
+    # of 37 go round all 128 places, so that large and small values alternate.
     a[3::8] *= torch.exp2(-20.0 * ((37 * in_block) % BLOCK) / BLOCK).to(a.dtype)
+    # 5: every third block is zero, with -0 among the zeros; the block after it is 2^6 times larger.
     a[5::8] = torch.where(block % 3 == 1, a[5::8] * 2.0**6, a[5::8])
     a[5::8] = torch.where(block % 3 == 0, a[5::8] * 0.0, a[5::8])
+    # 6: each second block is the negative of the block before it, so that neighbouring sums nearly cancel
+    # where the weights do not differ.
     pairs, rows = k // (2 * BLOCK), a[6::8]
     if pairs and len(rows):
         pair = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
         pair[:, :, 1] = -pair[:, :, 0]
     a[7::8] = 0.0
+
+
+def _put_ties(rows: torch.Tensor, is_largest: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
+    """Changes rows [m, K] in place, but no sign. The values that `is_largest` [K] marks become the format's
+    largest value times a power of two, and all others at most an eighth of that. A quarter of the others lie
+    halfway between two codes."""
+    generator = torch.Generator(rows.device).manual_seed(seed + 1)
+    exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8
+    draw = torch.empty(rows.shape, device=rows.device)
+    size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)
+    # Codes lie 2 apart from 16 to 32, and 4 apart from 32 to 64. An eighth of e4m3fnuz's 240 is below 34.
+    ties = (17.0, 34.0) if fmt.max / 8 >= 34.0 else (17.0, 17.0)
+    tie = torch.where(draw.uniform_(0, 1, generator=generator) < 0.5, ties[1], ties[0])
+    is_tie = draw.uniform_(0, 1, generator=generator) < 0.25
+    size = torch.where(is_largest, fmt.max, torch.where(is_tie, tie, size))
+    rows.copy_(torch.ldexp(size.copysign(rows.float()), exponent))

@@ -14,7 +14,7 @@ from kernels.lazy import torch
 from kernels.op import Call, sequence
 
 W13AndW2 = tuple["torch.Tensor", "torch.Tensor"]  # w13 and w2, or their scales, in a library's layout
-WORD = 4  # exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes
+WORD = 4  # exponents of scales in an int32; a program of SiLU computes so many blocks of 128 values
 CHUNK = {"cpu": 1 << 16, "cuda": 1024}  # pairs that are counted or placed at a time
 THREADS = 256  # the most threads of a program of four warps
 
@@ -33,12 +33,15 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes `slots`,
-    `expert_of` and `used_tiles`, which are `tensors`; or with `by_pair` `row_of`, `expert_of` and
-    `used_tiles`."""
+    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes:
+
+    used_tiles: the number of tiles that have an expert
+    slots:      without by_pair, the pair in each slot; in an empty slot `pairs`
+    row_of:     with by_pair, the slot of each pair
+    expert_of:  the expert of each tile; with by_pair, of each slot
+    """
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
-        import torch
         import triton
 
         from kernels.fused_moe.triton.align_jit import count_kernel, place_kernel
@@ -50,11 +53,9 @@ class Alignment:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
 
-        self.used_tiles = empty(1)  # the number of tiles that have an expert
-        self.expert_of = empty(tiles * rows if by_pair else tiles)  # the expert of each tile, or of each slot
-        self.slots = empty(0 if by_pair else tiles * rows)  # the pair in each slot; in an empty one `pairs`
-        self.row_of = empty(pairs if by_pair else 0)  # the slot of each pair
-        self.tensors = self.slots, self.expert_of, self.used_tiles
+        self.used_tiles = empty(1)
+        self.expert_of = empty(tiles * rows if by_pair else tiles)
+        self.slots, self.row_of = empty(0 if by_pair else tiles * rows), empty(pairs if by_pair else 0)
         slots, row_of = (None, self.row_of) if by_pair else (self.slots, None)
         is_counted = segments > 1
         counts, grid = empty(segments if is_counted else 0, experts), (experts, segments)
@@ -81,15 +82,16 @@ def chunk_for(pairs: int, device: torch.device) -> int:
 
 
 def expert_ids(
-    operands: FusedMoeOperands, values: list[int]
+    operands: FusedMoeOperands, entries: list[int]
 ) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
-    """Expert ids for a library that takes no -1. All experts on other ranks get the id local_experts instead,
-    as SGLang's `forward_aiter` and vLLM's expert map give it to their kernels.
+    """Expert ids for a library that takes no -1, but a mask or a map of all experts. All experts on other
+    ranks get the id local_experts instead, as SGLang's `forward_aiter` and vLLM's expert map give it to their
+    kernels.
 
-    values: the library's value of each id from 0 to local_experts
+    entries: of the mask or map, for the ids 0 to local_experts
 
-    Returns the ids, int32 [tokens, picks]; the part of the timed call that writes them; and the values, int32
-    [local_experts + 1], or None where all experts are on this rank.
+    Returns the ids, int32 [tokens, picks]; the part of the timed call that writes them; and the mask or map,
+    int32 [local_experts + 1], or None where all experts are on this rank.
     """
     import torch
 
@@ -97,9 +99,9 @@ def expert_ids(
     if sizes.ep == 1:
         return topk_ids, lambda: None, None
     ids = torch.empty_like(topk_ids)
-    values_of_ids = torch.tensor(values, dtype=torch.int32, device=topk_ids.device)
+    mask_or_map = torch.tensor(entries, dtype=torch.int32, device=topk_ids.device)
     # -1 modulo local_experts + 1 is local_experts, and no other id changes.
-    return ids, lambda: torch.remainder(topk_ids, sizes.local_experts + 1, out=ids), values_of_ids
+    return ids, lambda: torch.remainder(topk_ids, sizes.local_experts + 1, out=ids), mask_or_map
 
 
 def requantising(sizes: FusedMoeSizes) -> dict[str, Any]:
@@ -155,8 +157,6 @@ class AroundProducts:
     ) -> None:  # fmt: skip
         """row_of: int32 [pairs]: the row of each pair, counted through all groups of `rows` rows
         packed: whether the library takes the scales of h packed"""
-        import torch
-
         from kernels.fused_moe.triton.rows_jit import silu_kernel
 
         sizes = operands.sizes

@@ -56,7 +56,8 @@ class Plan:
     """How a kernel computes. A Round rounds or changes what it is named for."""
 
     x: Round = exact
-    weight: Round = exact  # the dequantised weights of both products
+    w13: Round = exact  # the dequantised weights of an expert
+    w2: Round = exact
     gate_up: Round = exact
     h: Round = exact
     expert_out: Round = exact  # the output of an expert before it is multiplied by the routing weight
@@ -73,8 +74,6 @@ class Plan:
     """Which of w13, w13_scale, w2 and w2_scale are read from the next expert."""
     w13_scale: Round = exact  # the scales of an expert [blocks of N, blocks of K]
     w2_scale: Round = exact
-    w13: Round = exact  # the dequantised weights of an expert
-    w2: Round = exact
 
     def weights(self, operands: Operands, expert: int, name: str) -> torch.Tensor:
         """The dequantised weights of an expert. name: w13 or w2"""
@@ -86,7 +85,7 @@ class Plan:
 
         change: Round = getattr(self, name)
         change_scale: Round = getattr(self, f"{name}_scale")
-        return self.weight(change(fp8_to_fp32(read(name), change_scale(read(f"{name}_scale")))))
+        return change(fp8_to_fp32(read(name), change_scale(read(f"{name}_scale"))))
 
 
 def requantised(operands: Operands, x: torch.Tensor) -> torch.Tensor:
@@ -130,10 +129,7 @@ def rounded(bits: int, x: torch.Tensor) -> torch.Tensor:
     return torch.where(x == 0, x, (x / step).round() * step)
 
 
-# Wrong weights of an expert
-
-
-# Replace scales [blocks of N, blocks of K] by those of the next block.
+# Wrong weights of an expert. These two replace scales [blocks of N, blocks of K] by those of the next block.
 next_of_n = partial(torch.roll, shifts=-1, dims=0)
 next_of_k = partial(torch.roll, shifts=-1, dims=1)
 
@@ -367,7 +363,9 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed({name: of_one_expert(plan, requant=False) for name, plan in IN_BF16.items()}),
     *listed(
         {name: of_all_experts(plan) for name, plan in OF_ALL_EXPERTS_IN_FP8.items()},
-        *("with_quant", "fp8", "all experts: {}"),
+        boundary="with_quant",
+        activations="fp8",
+        form="all experts: {}",
     ),
     *listed({name: of_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
     *listed(OUTPUTS),
@@ -388,8 +386,7 @@ def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
         ids, weights = wrong(operands, right_ids, right_weights)
         return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
 
-    # Plans that change the whole output of an expert are left out: made by all experts, this is another
-    # mistake.
+    # Here all experts make the mistake, so that a change of their outputs (`expert_out`) is another mistake.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
         **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},

@@ -21,7 +21,7 @@ SCALING = 2.5  # the factor on routed weights after they were normalised (config
 @dataclass(frozen=True)
 class FusedMoeSizes:
     """hidden and inter are those of an expert on this rank. They are multiples of 128, because otherwise gate
-    and up would share a scale. `_padded` says what engines do with other sizes."""
+    and up would share a scale. `_advice` says what engines do with other sizes."""
 
     tokens: int  # rows of the rank's kernel
     experts: int = 256  # routed experts of the layer
@@ -40,7 +40,7 @@ class FusedMoeSizes:
         for name in ("hidden", "inter"):
             value = getattr(self, name)
             if value < 1 or value % BLOCK:
-                advice = _padded(value) if name == "inter" and value > 0 else ""
+                advice = _advice(value) if name == "inter" and value > 0 else ""
                 raise ValueError(f"size {name}={value} of fused_moe must be a multiple of {BLOCK}{advice}")
         fp8_format(self.fp8)
         if self.scales not in SCALES:
@@ -91,7 +91,7 @@ class FusedMoeSizes:
         return 3 * self.hidden * self.inter
 
 
-def _padded(inter: int) -> str:
+def _advice(inter: int) -> str:
     """Tells a user what engines do with an inter that is not a multiple of 128. SGLang 0.5.23:
     get_moe_weight_sizes in srt/layers/moe/utils.py and create_fp8_moe_weight_ in
     srt/layers/quantization/fp8.py. vLLM 0.33: resolve_fp8_moe_weight_block_shape in
@@ -106,7 +106,7 @@ def _padded(inter: int) -> str:
 @dataclass
 class FusedMoeOperands(Operands):
     """In shapes, local is sizes.local_experts and picks is sizes.picks. FP8 is the format of sizes.fp8. Ids
-    are in the rank's numbering, -1 for experts on other ranks. The picks of those have their true weights."""
+    are in the rank's numbering: an expert on another rank has the id -1, and the true weight."""
 
     w13: torch.Tensor  # FP8 [local, 2 * inter, hidden], gate rows before up rows
     w13_scale: torch.Tensor  # fp32 [local, 2 * inter/128, hidden/128]
@@ -244,9 +244,9 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     return {"x_q": x_q, "x_scale": x_scale}
 
 
-# Biased scores lie from LOW to HIGH for experts that are not picked, and are at least PICKED for those that
-# are. The sum of a picked expert and another of its group exceeds that of two experts of another group by
-# GAP.
+# Biased scores are LOW to HIGH for experts that are not picked, and at least PICKED for those that are. So
+# the best two of a group have a sum of at least PICKED + LOW where one is picked, else of at most 2 * HIGH,
+# which is less by GAP.
 LOW, HIGH, PICKED, GAP = 0.22, 0.26, 0.34, 0.04
 
 MOST = 0.97  # the largest score: a logit of 3.5
@@ -261,8 +261,9 @@ def generator_of(device: str, *seeds: int) -> torch.Generator:
 
 
 def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
-    """topk_ids and topk_weights, or in `with_routing` the logits and the bias from which these follow with
-    clear margins: no biased score and no sum of a group is within GAP of a different choice."""
+    """topk_ids and topk_weights; or in `with_routing` the logits and the bias from which they follow. The
+    choice is clear: sums of chosen groups exceed all others by GAP, and in these groups so do the biased
+    scores of picks."""
     routing = sizes.routed
     experts = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
     # The bias lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up to 0.2.
@@ -270,7 +271,7 @@ def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dic
     bias = torch.rand(sizes.experts, generator=generator, device=device)
     held_back = torch.randperm(sizes.experts, generator=generator, device=device) % 4 == 0
     bias = torch.where(held_back, -0.05 - 0.25 * bias, 0.1 + 0.1 * bias)
-    scores = _biased(sizes, seeds, experts, bias) - bias
+    scores = _biased_scores(sizes, seeds, experts, bias) - bias
     if boundary == "with_routing":
         return {"logits": torch.log(scores / (1 - scores)), "bias": bias}
     picked_scores = scores.gather(1, experts)
@@ -280,11 +281,11 @@ def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dic
     return {"topk_ids": ids, "topk_weights": torch.cat([routed, shared], 1)}
 
 
-def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _biased_scores(
+    sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     """Biased scores, fp32 [tokens, experts], for which the router picks `experts` int64 [tokens, topk]. In
-    every second token one pick has nearly all of the weight. Where it is possible, a decoy, which is an
-    expert of a group that is not chosen, has a higher score than some picks, so that only the limit on groups
-    keeps it out."""
+    every second token one pick, of an expert that the rank holds, has nearly all of the weight."""
     device = experts.device
     generator = generator_of(str(device), 4, seeds.stationary, seeds.live, seeds.turn)
     uniform = partial(torch.rand, generator=generator, device=device)
@@ -292,26 +293,36 @@ def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: tor
     biased = LOW + (HIGH - LOW) * uniform(tokens, sizes.experts)
     most = bias[experts] + MOST
     even = PICKED + (most - PICKED) * uniform(tokens, topk)
-    # The heavy pick is one that the rank holds.
     heavy = (uniform(tokens, topk) + (experts < sizes.routed.local)).argmax(-1, keepdim=True)
     uneven = (PICKED + GAP * uniform(tokens, topk)).scatter(1, heavy, most.gather(1, heavy))
     is_uneven = torch.arange(tokens, device=device)[:, None] % 2 == 0
     biased.scatter_(1, experts, torch.where(is_uneven, uneven, even))
+    _add_decoys(sizes, biased, experts, bias, generator)
+    return biased
 
+
+def _add_decoys(
+    sizes: FusedMoeSizes,
+    biased: torch.Tensor,
+    experts: torch.Tensor,
+    bias: torch.Tensor,
+    generator: torch.Generator,
+) -> None:
+    """Raises the score of an expert of each token, in place, above the scores of some picks, where it is
+    possible while the expert's group stays unchosen. Only the limit on groups keeps such a decoy out."""
     groups, limit = sizes.group_limit
-    if groups == limit or sizes.experts // groups < 2:
-        return biased
     experts_of_group = sizes.experts // groups
-    group_sums = biased.view(tokens, groups, -1).topk(2, -1).values.sum(-1)
-    is_chosen = torch.zeros(tokens, groups, dtype=torch.bool, device=device)
-    is_chosen.scatter_(1, experts // experts_of_group, True)
+    if groups == limit or experts_of_group < 2:
+        return
+    group_sums = biased.unflatten(1, (groups, -1)).topk(2, -1).values.sum(-1)
+    is_chosen = torch.zeros_like(group_sums, dtype=torch.bool).scatter_(1, experts // experts_of_group, True)
     above_all = 9.0  # more than any score or sum of two
     least_sum = group_sums.masked_fill(~is_chosen, above_all).amin(-1)
     least_pick = biased.gather(1, experts).amin(-1)
-    # The decoy is the first expert of some group that is not chosen.
-    decoy = torch.where(is_chosen, above_all, uniform(tokens, groups)).argmin(-1) * experts_of_group
+    # The decoy is the first expert of some group that is not chosen. The others of its group have up to HIGH.
+    draw = torch.rand(group_sums.shape, generator=generator, device=biased.device)
+    decoy = torch.where(is_chosen, above_all, draw).argmin(-1) * experts_of_group
     decoy_score = torch.minimum(least_sum - HIGH - GAP, bias[decoy] + MOST)
     is_possible = (is_chosen.sum(-1) == limit) & (decoy_score > least_pick + GAP)
     rows = torch.nonzero(is_possible)[:, 0]
     biased[rows, decoy[rows]] = decoy_score[rows]
-    return biased

@@ -35,8 +35,8 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
     dequantised activations and the weights where they enter products, gate and up, h = silu(gate) * up, the
     output of each expert before and after it is weighted, and the output. Errors of weights and of results
     are independent: their squares add through the products, and through h by its derivatives. An error of x
-    is common to gate and up, and to all rows of both where one element of x dominates: there the two errors
-    add without squares. The slope of SiLU is the steepest within two deviations of gate.
+    is not: it reaches both gate and up. So what it adds to h by gate and what it adds by up are summed as
+    they are, without squares. The slope of SiLU is the steepest within two deviations of gate.
 
     sigma_fp8: the call also rounds h to FP8 by 1x128, and x too unless the boundary is `core`: see
     kernels.formats.rounding_deviation.
@@ -48,10 +48,10 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
     ids, weights = ids[index], weights[index]
     if operands.boundary == "core":
         x = dequantise_activations(operands.x_q[index], operands.x_scale[index])
-        errors = [x * UNIT]
+        x_errors = [x * UNIT]  # one for both kinds of calls, because x is FP8 already
     else:
         x = operands.x[index].float()
-        errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
+        x_errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
     value = torch.zeros(len(x), sizes.hidden, dtype=torch.float64, device=x.device)
     variance = torch.zeros(2, *value.shape, dtype=torch.float64, device=x.device)
     host_ids = ids.cpu()
@@ -60,7 +60,7 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
             continue
         row, pick = torch.nonzero(host_ids == expert).to(x.device).unbind(1)
         weight = weights[row, pick].unsqueeze(-1)
-        y, deviations = _expert(operands, expert, x[row], [error[row] for error in errors])
+        y, deviations = _expert(operands, expert, x[row], [error[row] for error in x_errors])
         value.index_add_(0, row, weight * y)
         variance.index_add_(1, row, (weight * deviations) ** 2)
     sigma = (variance + (UNIT * value) ** 2).sqrt()
@@ -68,18 +68,14 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
 
 
 def _expert(
-    operands: FusedMoeOperands, expert: int, x: torch.Tensor, errors: list[torch.Tensor]
+    operands: FusedMoeOperands, expert: int, x: torch.Tensor, x_errors: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output of an expert for rows x fp32 [m, hidden]: [m, hidden]; and its deviations, [2, m, hidden],
-    for activations in bf16 and in FP8.
-
-    errors: of x, in bf16, and in FP8 where these differ
-    """
+    for activations in bf16 and in FP8. x_errors: those of x for these two, or one for both"""
     sizes: FusedMoeSizes = operands.sizes
     gate_up, deviations = _products(
-        operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
+        operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *x_errors])
     )
-    # The last two are the same deviations where there is one error of x.
     from_weights, from_x_bf16, from_x_fp8 = deviations[0], deviations[1], deviations[-1]
     gate, up = gate_up.chunk(2, -1)
     # Of the weights and of the results, both of which are rounded: independent of the error of x.

@@ -40,15 +40,32 @@ def router(
     bias:         fp32 [experts]
     ids, weights: int32 and fp32 [tokens, topk + shared] with any strides; routed picks are in any order
     """
-    if logits.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
-        return _triton(logits, bias, ids, weights, rule)
+    if logits.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
 
-    def route() -> None:
-        chosen_ids, chosen_weights = choose(logits, bias, rule)
-        ids.copy_(chosen_ids)
-        weights.copy_(chosen_weights)
+        def route() -> None:
+            chosen_ids, chosen_weights = choose(logits, bias, rule)
+            ids.copy_(chosen_ids)
+            weights.copy_(chosen_weights)
 
-    return route
+        return route
+
+    import triton
+
+    from kernels.fused_moe.routing_jit import route_kernel
+
+    tokens, experts = logits.shape
+    experts_of_group = experts // rule.groups
+    rows = INTERPRETED_ROWS if logits.device.type == "cpu" else ROWS
+    return functools.partial(
+        route_kernel[(triton.cdiv(tokens, rows),)],
+        logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride(),
+        SCALING=rule.scaling, LOCAL=rule.local, GROUPS=rule.groups, GROUP=experts_of_group,
+        LIMIT=rule.limit, TOPK=rule.topk, SHARED=rule.shared,
+        GROUPS_PADDED=triton.next_power_of_2(rule.groups),
+        GROUP_PADDED=triton.next_power_of_2(experts_of_group),
+        PICKS_PADDED=triton.next_power_of_2(rule.topk + rule.shared),
+        BLOCK_M=rows, num_warps=WARPS,
+    )  # fmt: skip
 
 
 def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,25 +87,3 @@ def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torc
         ids = torch.cat([ids, torch.full_like(ids[:, :1], rule.local)], 1)
         weights = torch.cat([weights, torch.ones_like(weights[:, :1])], 1)
     return ids, weights
-
-
-def _triton(
-    logits: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rule: Router
-) -> Callable[[], None]:
-    import triton
-
-    from kernels.fused_moe.routing_jit import route_kernel
-
-    tokens, experts = logits.shape
-    experts_of_group = experts // rule.groups
-    rows = INTERPRETED_ROWS if logits.device.type == "cpu" else ROWS
-    return functools.partial(
-        route_kernel[(triton.cdiv(tokens, rows),)],
-        logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride(),
-        SCALING=rule.scaling, LOCAL=rule.local, GROUPS=rule.groups, GROUP=experts_of_group,
-        LIMIT=rule.limit, TOPK=rule.topk, SHARED=rule.shared,
-        GROUPS_PADDED=triton.next_power_of_2(rule.groups),
-        GROUP_PADDED=triton.next_power_of_2(experts_of_group),
-        PICKS_PADDED=triton.next_power_of_2(rule.topk + rule.shared),
-        BLOCK_M=rows, num_warps=WARPS,
-    )  # fmt: skip

@@ -106,8 +106,8 @@ def test_before_0_2_9_flashinfer_has_no_backend_to_name():
         "(a, b, a_scale, b_scale, scale_major_mode='MN', mma_sm=1, scale_granularity_mnk=(1, 128, 128), "
         "out=None, out_dtype=None)"
     )
-    assert flashinfer.GROUPWISE.complaint(old) == "" and flashinfer.GROUPWISE.lacks(old) == {"backend"}
-    assert "backend" in flashinfer.NAMED_BACKEND.complaint(old)
+    assert flashinfer.CUTLASS.complaint(old) == "" and flashinfer.CUTLASS.lacks(old) == {"backend"}
+    assert "backend" in flashinfer.OTHER_BACKENDS.complaint(old)
 
 
 def test_where_sglangs_product_for_few_tokens_does_not_run_it_is_unsupported():

@@ -8,6 +8,7 @@ through the two rows with a tuned table. Untested on hardware.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kernels import vendor
@@ -49,23 +50,20 @@ def gemm(
     is_triton:   whether it is a Triton kernel, which allocates the fp32 parts of a split K
     step_n:      N has to be a multiple of this
     """
-    table = ""  # the attribute of AITER_CONFIGS that names the tuned table
-    if has_table:
-        table = f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{'BPRESHUFFLE_' if preshuffled else ''}FILE"
 
     def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         b_q = operands.b_q
-        kernel_a_scale = a_scale_view = operands.a_scale
+        a_scale = passed_a_scale = operands.a_scale
         if preshuffled:
             b_q = in_tiles(b_q)
             if is_triton:  # the rows of a tile are one row of the tensor that it gets
                 b_q = b_q.reshape(b_q.shape[0] // TILE_N, -1)
-            # The kernel gets a tensor of shape [M, blocks] that holds the scales block after block. The view
-            # has each scale at its row and block.
-            a_scale_view = column_major(operands.a_scale)
-            kernel_a_scale = a_scale_view.t().view(operands.a_scale.shape)
+            # The kernel reads the scales block after block, but takes a contiguous tensor [M, blocks]. So the
+            # passed one is the memory of a_scale in another shape: its indexes are no rows and blocks.
+            a_scale = column_major(operands.a_scale)
+            passed_a_scale = a_scale.t().view(operands.a_scale.shape)
         output = torch.bfloat16 if has_table else out
-        values = (operands.a_q, b_q, kernel_a_scale, operands.b_scale, output)
+        values = (operands.a_q, b_q, passed_a_scale, operands.b_scale, output)
         arguments = dict(zip(multiply.needs, values, strict=True))
         product = multiply.bind(**arguments, **dict.fromkeys(multiply.wishes, True))
 
@@ -79,8 +77,9 @@ def gemm(
                     raise Unsupported(f"{function}: {' '.join(str(error).split())}") from error
                 raise
 
-        inputs = {"a_q": operands.a_q, "a_scale": a_scale_view}
-        return Prepared(operands, out, call, inputs=inputs, picked=lambda: picked(operands, table))
+        inputs = {"a_q": operands.a_q, "a_scale": a_scale}
+        picked = functools.partial(picked_in_table, operands, preshuffled) if has_table else None
+        return Prepared(operands, out, call, inputs=inputs, picked=picked)
 
     with_triton = " with Triton" if is_triton else ""
     parts = MOST_SPLITS if is_triton else 0  # fp32 outputs of a split K
@@ -112,13 +111,12 @@ def marked_tiles(weights: torch.Tensor) -> torch.Tensor:
     return tiles
 
 
-def picked(operands: BlockScaleGemmOperands, table: str) -> str:
+def picked_in_table(operands: BlockScaleGemmOperands, preshuffled: bool) -> str:
     """For the record: what the tuned table has for these sizes; empty where this version does not tell."""
-    if not table:
-        return ""
     sizes = operands.sizes
+    kind = "BPRESHUFFLE_" if preshuffled else ""
     try:
-        file = getattr(TABLES.find(), table, None)
+        file = getattr(TABLES.find(), f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_{kind}FILE", None)
         row: Any = LOOK_UP.bind(M=sizes.m, N=sizes.n, K=sizes.k, tuned_file=file)()
     except (BindingError, Unsupported):
         return ""

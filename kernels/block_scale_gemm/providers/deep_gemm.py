@@ -51,7 +51,7 @@ VLLM_QUANTISE = Function(
     when="with_quant, sm_90",
 )
 VLLM_QUANTISE_PACKED = Function(
-    f"{VLLM_QUANTISE.places[0]}_packed_for_deepgemm",
+    f"{VLLM_FP8}.per_token_group_quant_fp8_packed_for_deepgemm",
     needs="x group_size use_ue8m0",
     when="with_quant, sm_100 and later",
 )
@@ -76,7 +76,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
     # The product: the first of these functions that the installed version has.
     multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)
     transform: ClassVar[Function] = TRANSFORM  # brings scales into the kernel's layout
-    symbols: ClassVar[Sequence[Taken]] = (multiply, transform)
+    symbols: ClassVar[Sequence[Taken]] = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return multiples(sizes, 64)
@@ -92,7 +92,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         if operands.a is not None:
-            # The quantiser returns new tensors at every call, so that each call passes them on.
+            # The quantiser returns new tensors at every call. They replace those that `multiply` is bound to.
             quantise = self.quantiser(operands.a)
             multiply = self.bind(quantise(), self.weights(operands), out)
             return Prepared(operands, out, lambda: multiply(a=quantise()))
@@ -172,19 +172,16 @@ class DeepGemmOfSglang(DeepGemmBlockScale):
 
 
 class _Packed(Prepared):
-    """The call on Blackwell, where the kernel reads the exponents of four scales in an int32. No view of that
-    is fp32, so that the suite's own producer kernel cannot write there."""
+    """The call on Blackwell. DeepGEMM takes the scales of a packed, four exponents in an int32, or in fp32,
+    which it packs within the call. Until `inputs` is called, they are packed, and only `load` writes them."""
 
     operands: BlockScaleGemmOperands
 
     def __init__(self, row: DeepGemmBlockScale, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
+        super().__init__(operands, out, lambda: self.multiply())
         self.a_packed = row.packed(operands.a_scale, operands.a_q, is_a=True)
         self.row, self.b = row, row.weights(operands)
         self.multiply = row.bind((operands.a_q, self.a_packed), self.b, out)
-
-    def call(self) -> None:
-        self.multiply()
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Writes in place, because recorded graphs read from there."""
@@ -192,8 +189,8 @@ class _Packed(Prepared):
         self.a_packed.copy_(self.row.packed(live["a_scale"], live["a_q"], is_a=True))
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """From now on the call takes the fp32 scales of the operands, which a producer kernel writes before
-        every call, and DeepGEMM packs them within the call."""
+        """Changes the call: from now on it takes the fp32 scales of the operands. A caller asks for `inputs`
+        in order to write them before every call, and the suite's own quantiser cannot write packed scales."""
         self.multiply = self.row.bind((self.operands.a_q, self.operands.a_scale), self.b, self.out)
         return super().inputs()
 

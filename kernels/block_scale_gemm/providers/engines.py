@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kernels import platform as platforms
@@ -232,12 +232,8 @@ class TritonGemm(EngineTuned):
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """Where one tile holds all rows, GROUP_SIZE_M has no effect, so that 1 is its only value."""
-        seen = set()
         for config in super().configurations(target, sizes):
-            if sizes.m <= config.BLOCK_SIZE_M:
-                config = replace(config, GROUP_SIZE_M=1)
-            if config not in seen:
-                seen.add(config)
+            if config.GROUP_SIZE_M == 1 or sizes.m > config.BLOCK_SIZE_M:
                 yield config
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
@@ -259,7 +255,7 @@ class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
     kinds = ("cuda", "rocm", "cpu")
     symbols = (TRITON_OF_VLLM,)
     tables = TABLES_OF_VLLM
-    reads = f"copy it to {VLLM.rpartition('.')[0].replace('.', '/')}/configs"
+    how_to_use = f"copy it to {VLLM.rpartition('.')[0].replace('.', '/')}/configs"
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         return interpreted_s(sizes, TILE_M, BLOCK)
@@ -278,7 +274,7 @@ class SglangTritonGemm(Sglang, TritonGemm):
     requires = "SGLang with Triton, cuda or rocm (read to 0.5.23)"
     symbols = (TRITON_OF_SGLANG,)
     tables = TABLES_OF_SGLANG
-    reads = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"
+    how_to_use = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """On AMD's GPUs SGLang raises BLOCK_SIZE_K to that of a scale (get_w8a8_block_fp8_configs)."""

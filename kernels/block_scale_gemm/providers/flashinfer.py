@@ -19,19 +19,19 @@ from kernels.lazy import torch
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
-ROWS = 4  # fp32 scales in 16 bytes, which the kernels for sm_90 and CUTLASS's read at a time
+ROWS = 4  # rows whose fp32 scales, 16 bytes, the kernels for sm_90 and CUTLASS's read at a time
 TWO_SMS_ROWS = 256  # rows from which an instruction over two SMs is faster (gemm_fp8_nt_groupwise)
 WORKSPACE = 32 << 20  # bytes that gemm_fp8_nt_groupwise allocates
 TRTLLM_K = 256  # the least K that TensorRT-LLM's kernels take
 
 SM90 = Function("flashinfer.gemm.fp8_blockscale_gemm_sm90", needs="input weight input_scale weight_scale out")
-GROUPWISE = Function(
+CUTLASS = Function(
     "flashinfer.gemm.gemm_fp8_nt_groupwise",
     needs="a b a_scale b_scale scale_major_mode mma_sm scale_granularity_mnk out",
     wishes="backend",  # before 0.2.9 it was CUTLASS alone
 )
-# The same function for another backend than CUTLASS, to which mma_sm belongs.
-NAMED_BACKEND = Function(
+# The same function with other backends, which do not take CUTLASS's mma_sm.
+OTHER_BACKENDS = Function(
     "flashinfer.gemm.gemm_fp8_nt_groupwise",
     needs="a b a_scale b_scale scale_major_mode scale_granularity_mnk out backend",
 )
@@ -77,7 +77,7 @@ def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared
     requires="FlashInfer 0.2.8 or later (read to 0.7.2), sm_100 or sm_103",
     since="0.2.8",
     archs=vendor.BLACKWELL,
-    symbols=(GROUPWISE,),
+    symbols=(CUTLASS,),
     layout=lambda sizes: 4 * sizes.n_blocks * sizes.k_blocks,
     workspace=lambda sizes: (
         rounded_up(sizes.m, ROWS) * (sizes.k + 4 * sizes.k_blocks + 2 * sizes.n) + WORKSPACE
@@ -89,7 +89,7 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     that the kernel takes (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
     padded_out = padded_rows(out, ROWS)
     a_q, a_scale = padded(operands, ROWS)
-    multiply = GROUPWISE.bind(
+    multiply = CUTLASS.bind(
         a=a_q, a_scale=a_scale.t(), b=operands.b_q, b_scale=operands.b_scale.t().contiguous(),
         scale_major_mode="MN", scale_granularity_mnk=(1, BLOCK, BLOCK), out=padded_out, backend="cutlass",
         mma_sm=2 if len(padded_out) >= TWO_SMS_ROWS else 1,
@@ -103,7 +103,7 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     requires="FlashInfer 0.2.9 or later (read to 0.7.2), sm_100 or sm_103",
     since="0.2.9",
     archs=vendor.BLACKWELL,
-    symbols=(NAMED_BACKEND,),
+    symbols=(OTHER_BACKENDS,),
     fits=lambda sizes: need(sizes.k >= TRTLLM_K, f"needs k to be {TRTLLM_K} at least"),
     workspace=lambda sizes: 4 * sizes.m * sizes.k_blocks + WORKSPACE,
 )
@@ -112,7 +112,8 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     flashinfer_gemm_w8a8_block_fp8_linear_with_fallback in SGLang's srt/layers/quantization/fp8_utils.py
     (0.5.23), which adds no rows where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
-    return product(operands, out, by_backend(operands, out, "trtllm", a_scale, None), a_scale=a_scale)
+    multiply = with_b(operands, out, a_scale=a_scale, scale_major_mode=None, backend="trtllm")
+    return product(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(
@@ -124,25 +125,18 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     since="0.6.14",
     archs=(*vendor.BLACKWELL, "sm_120"),
     also=("cuda.tile",),
-    symbols=(NAMED_BACKEND,),
+    symbols=(OTHER_BACKENDS,),
     workspace=lambda sizes: WORKSPACE,
 )
 def cutile(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """NVIDIA's kernel in Python, which takes all operands as they are. The first call at these sizes tunes
     the kernel, and each call first fills the output with zeros. No engine runs it."""
-    return by_backend(operands, out, "cutile", operands.a_scale, "K")
+    return with_b(operands, out, a_scale=operands.a_scale, scale_major_mode="K", backend="cutile")
 
 
-def by_backend(
-    operands: BlockScaleGemmOperands,
-    out: torch.Tensor,
-    backend: str,
-    a_scale: torch.Tensor,
-    major: str | None,
-) -> Call:
-    """The product of a backend that takes b and its scales in the canonical layout. major: the dimension
-    along which the backend takes scales as contiguous, where it has to be told"""
-    return NAMED_BACKEND.bind(
-        a=operands.a_q, a_scale=a_scale, b=operands.b_q, b_scale=operands.b_scale, out=out,
-        scale_major_mode=major, scale_granularity_mnk=(1, BLOCK, BLOCK), backend=backend,
+def with_b(operands: BlockScaleGemmOperands, out: torch.Tensor, **arguments: object) -> Call:
+    """The product, with b and its scales in the canonical layout. arguments: what differs between rows"""
+    return OTHER_BACKENDS.bind(
+        a=operands.a_q, b=operands.b_q, b_scale=operands.b_scale, out=out,
+        scale_granularity_mnk=(1, BLOCK, BLOCK), **arguments,
     )  # fmt: skip

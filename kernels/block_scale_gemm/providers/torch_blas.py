@@ -1,4 +1,4 @@
-"""The BLAS libraries of torch: cuBLASLt's product with block scales, and hipBLASLt, which has none with them.
+"""The BLAS libraries of torch: cuBLASLt has a product with block scales, hipBLASLt has none.
 
 cuBLASLt: torch.nn.functional.scaled_mm. Layouts as in torch's aten/src/ATen/native/cuda/ScaledBlas.cpp,
 _scaled_block1x128_block128x128: the scales of a lie column by column; the scales of b have the blocks of K

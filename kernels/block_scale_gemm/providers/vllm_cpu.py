@@ -37,8 +37,8 @@ class TakesBf16(VllmCpu):
 
 
 class Fp8Weights(TakesBf16):
-    """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
-    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
+    """Calls SGLang's CPU kernel `fp8_scaled_mm_cpu` as vLLM's CPUFp8BlockScaledMMKernel does: W8A16. It is
+    built on oneDNN's brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
 
     allocates = True
     symbols = (FP8, PACK)

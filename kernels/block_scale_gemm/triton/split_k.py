@@ -7,16 +7,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
-
-if TYPE_CHECKING:
-    import torch
 
 # The interpreter's speed on one core of a Zen 4 server.
 STEP_S = 4e-4  # seconds for a step of the loop over K, without what follows
@@ -43,7 +40,7 @@ CUDA_TILES = (
     (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
 )  # fmt: skip
-LAST_SUMS_VALUES = 64 * 128  # values of the largest tile whose parts (32 KB each) one program adds up in time
+LAST_SUMS_VALUES = 64 * 128  # of the largest tile whose parts (32 KB each) one program can add up fast enough
 
 # Tiles for AMD: (rows, columns, warps). Tiles of few rows have programs of one wave, of which many run on a
 # compute unit, as in AITER's tuned tables (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
@@ -64,7 +61,7 @@ class SplitKConfig:
     halves: bool = False  # multiplies half of its rows at a time, which takes fewer registers
     tma: bool = False  # loads by descriptors (NVIDIA's tensor memory accelerator)
     persistent: bool = False  # programs loop over tiles: the next tile loads while one is stored
-    per_unit: int = 1  # programs per compute unit that splits of K are to make, or that loop over tiles
+    per_unit: int = 1  # the most programs per compute unit, which loop over tiles or come from splits of K
     sums: str = "later"  # parts of a tile are added up by its "last" program, or "later" by another kernel
     warps: int = 4
     stages: int = 2
@@ -98,7 +95,7 @@ class SplitK(SuiteTriton):
     Config = SplitKConfig
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-        """Tiles of half to twice the rows of the case; above 64 rows, also smaller tiles down to 64."""
+        """Tiles have fewer than twice the rows of the case, and at least half of its rows, or 64."""
         if target.kind == "cpu":
             yield SplitKConfig(64 if sizes.m <= 64 else 1024, 128)
             return
@@ -110,7 +107,7 @@ class SplitK(SuiteTriton):
             shared_stages = max(1, config.stages - 1) if is_rocm else config.stages
             if (config.rows + config.columns) * BLOCK * shared_stages > target.shared:
                 continue
-            if config.rows < min(64, m / 2) or config.rows >= 2 * m:
+            if not min(64, m / 2) <= config.rows < 2 * m:
                 continue
             splits = config.splits(target, sizes)
             if splits > 1 and splits * sizes.m * sizes.n > MOST_PARTS:
@@ -137,7 +134,6 @@ class SplitK(SuiteTriton):
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        import torch
         import triton
         import triton.language as tl
         from triton.tools.tensor_descriptor import TensorDescriptor
@@ -189,20 +185,22 @@ def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
 
 def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     """The configurations for NVIDIA. Descriptors need rows whose bytes are a multiple of 16. Programs of
-    large tiles always use descriptors where they can, because they have no registers for addresses."""
+    large tiles use them where they can, and those that multiply halves need them, because they have no
+    registers for addresses."""
     is_aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA_TILES:
         is_large = rows * columns >= 64 * 128
-        descriptors = [True, False] if is_aligned else [False]
-        for stages, tma in itertools.product((2, 3, 4) if is_large else (3, 4, 6), descriptors):
-            if not tma and (halves or (is_large and is_aligned)):
-                continue
+        all_tma: tuple[bool, ...] = (True,) if is_large else (True, False)
+        if not is_aligned:
+            all_tma = () if halves else (False,)
+        all_stages, all_per_unit = ((2, 3, 4), (1, 2)) if is_large else ((3, 4, 6), (1, 2, 4))
+        all_sums = ("later", "last") if rows * columns <= LAST_SUMS_VALUES else ("later",)
+        for stages, tma in itertools.product(all_stages, all_tma):
             tile = SplitKConfig(
                 rows, columns, swap=rows < 64, halves=halves, tma=tma, warps=warps, stages=stages
             )
-            for per_unit, sums in itertools.product((1, 2) if is_large else (1, 2, 4), ("later", "last")):
-                if sums == "later" or rows * columns <= LAST_SUMS_VALUES:
-                    yield replace(tile, per_unit=per_unit, sums=sums)
+            for per_unit, sums in itertools.product(all_per_unit, all_sums):
+                yield replace(tile, per_unit=per_unit, sums=sums)
             if is_large and tma and not halves:
                 yield replace(tile, persistent=True, per_unit=1 if warps == 8 else 2)
 

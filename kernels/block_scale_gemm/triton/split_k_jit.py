@@ -64,15 +64,16 @@ def _unit(
     HALVES: tl.constexpr, TMA: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
     PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Computes a unit of work: BLOCK_M x BLOCK_N of the output over one split of K. number: its place in the
-    order in which units start, of `units` in all
+    """Computes a unit of work, one of `units`: BLOCK_M x BLOCK_N of the output over one split of K.
 
     Each block of 128 products is summed by itself, and then scaled and added in fp32, because tensor cores
     keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
+
+    number: counts units in the order in which they start; `unit` counts them in the order of tiles and splits
     """
     ROWS: tl.constexpr = BLOCK_M // 2 if HALVES else BLOCK_M
     tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK)
-    # The programs of a die, which are every DIES-th, get units that follow each other.
+    # Every DIES-th program is of the same die. These get units that follow each other.
     die = number % DIES
     unit = die * (units // DIES) + tl.minimum(die, units % DIES) + number // DIES
     tile, split = unit // splits, unit % splits
@@ -107,8 +108,8 @@ def _unit(
             total += tl.dot(a_values, tl.trans(b_values)) * (rows_scale * block_scale)[:, None]
         if HALVES:
             if PRODUCT != tl.float32:
-                # Volatile assembly without instructions: `total` has to be computed before it. Later it would
-                # need the registers of both products.
+                # Volatile assembly without instructions makes the compiler finish `total` here. Otherwise it
+                # might start the second product before, and need registers for both.
                 total = tl.inline_asm_elementwise("", "=r,0", [total], tl.float32, is_pure=False, pack=1)
             a_values = _codes(a, low_m, M, block, K, ROWS, TMA, EVEN_K, PRODUCT, FNUZ_BITS)
             low_total += tl.dot(a_values, tl.trans(b_values)) * (next_low_scale * block_scale)[:, None]

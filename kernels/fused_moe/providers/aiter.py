@@ -14,12 +14,12 @@ on hardware.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels import vendor
-from kernels.binding import BindingError, Function, Symbol, Taken, first_of
+from kernels.binding import BindingError, Function, Symbol, first_of
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
@@ -35,6 +35,7 @@ ONE_STAGE_ROWS = 32  # rows of a sorted block for the one-stage assembly
 
 SORTED = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
 """What SORT returns, by the names of the kernels' arguments."""
+OF_EACH_CALL = dict.fromkeys(SORTED)  # binds kernels to None, in place of which each call passes its own
 
 MOST_ROWS = 128  # rows of the largest sorted block, for the memory plan
 SORTED_BYTES = 12  # of a place in sorted blocks, at most: its token, its weight, its block's expert; 4 each
@@ -80,12 +81,12 @@ DOWN = Function(
     wishes="use_non_temporal_load",
 )
 QUANTISE = Function("aiter.ops.quant.per_group_quant_hip", needs="x quant_dtype group_size")
-# SGLang's own sorting of few pairs, which replaces AITER's. SGLang's runner calls it from 0.5.21. Versions
-# without it are known by the second symbol: the runner, or before 0.5.15, which had none, the MoE method.
+# SGLang's own sorting of few pairs, which replaces AITER's, and what calls it from 0.5.21: the runner, which
+# before 0.5.15 was the MoE method.
 SMALL_SORT = Function(
     "sglang.kernels.ops.moe.moe_sorting_small.apply_aiter_small_moe_sort_patch", when="gfx950"
 )
-WITHOUT_SMALL_SORT = Symbol(
+RUNNER = Symbol(
     "sglang.srt.layers.moe.moe_runner.aiter.AiterRunnerCore",
     "sglang.srt.layers.quantization.fp8.Fp8MoEMethod",
     when="gfx950",
@@ -135,9 +136,7 @@ class Dispatched(Shuffled):
     """AITER's `fused_moe`, the entry point that engines call."""
 
     boundaries = ("with_quant",)
-    symbols: ClassVar[Sequence[Taken]] = (
-        SHUFFLE, ACTIVATION, QUANTISATION, LAYER, PADDED_TOKENS, CONFIGURATION
-    )  # fmt: skip
+    symbols: ClassVar = (SHUFFLE, ACTIVATION, QUANTISATION, LAYER, PADDED_TOKENS, CONFIGURATION)
 
 
 def shuffled(operands: FusedMoeOperands) -> W13AndW2:
@@ -146,8 +145,7 @@ def shuffled(operands: FusedMoeOperands) -> W13AndW2:
 
 
 def masked_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
-    """Returns the ids, the call that writes them, and AITER's mask, or None without expert parallelism. The
-    mask is 1 for each expert of the rank, and 0 for the id that stands for all others."""
+    """`expert_ids` with AITER's mask: 1 for each expert of the rank, 0 for the id that stands for others."""
     return layouts.expert_ids(operands, [1] * operands.sizes.local_experts + [0])
 
 
@@ -174,14 +172,15 @@ class DispatchedOfSglang(Dispatched, vendor.Sglang):
     "aiter.dispatch@sglang",
     DispatchedOfSglang,
     requires="AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too",
-    symbols=(*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT)),
+    symbols=(*Dispatched.symbols, (SMALL_SORT, RUNNER)),
     stationary=shuffled,
 )
 def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
     sorts up to 256 pairs, which replaces AITER's in the whole process."""
-    is_sorted_by_sglang = platforms.of(operands.w13.device).arch in SMALL_SORT_ARCHS
-    if is_sorted_by_sglang and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
+    # Older versions have the runner alone. Without that too, `first_of` raises: this SGLang is unknown.
+    sorts_in_sglang = platforms.of(operands.w13.device).arch in SMALL_SORT_ARCHS
+    if sorts_in_sglang and first_of(SMALL_SORT, RUNNER) is SMALL_SORT:
         SMALL_SORT.bind()()
     return dispatched(operands, weights, SORTING_OF_SGLANG)
 
@@ -246,8 +245,7 @@ def asm(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     sorted_pairs = sorter(operands, ONE_STAGE_ROWS)
     x_scale = operands.x_scale.t().contiguous()  # [hidden/128, tokens], as the assembly reads it
     kernel: Callable[..., Any] = ONE_STAGE.bind(
-        **dict.fromkeys(SORTED),  # each call passes its own
-        input=operands.x_q, input_scale=x_scale, topk=operands.sizes.picks,
+        **OF_EACH_CALL, input=operands.x_q, input_scale=x_scale, topk=operands.sizes.picks,
         gate=w13, fc1_scale=operands.w13_scale, down=w2, fc2_scale=operands.w2_scale, kernelName="",
     )  # fmt: skip
 
@@ -276,11 +274,12 @@ def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
     # AITER's dispatch decides by the padded number of tokens, with which it looks up configurations.
     pairs_of_expert = PADDED_TOKENS.bind(sizes.tokens)() * sizes.picks // sizes.local_experts
     of_both_stages = {
-        **dict.fromkeys(SORTED), "w1": w13, "w2": w2, "topk": sizes.picks, "block_m": rows,
+        **OF_EACH_CALL, "w1": w13, "w2": w2, "topk": sizes.picks, "block_m": rows,
         "quant_type": QUANTISATION.find().per_1x128, "activation": ACTIVATION.find().Silu,
         "use_non_temporal_load": pairs_of_expert < CACHED_PAIRS,
     }  # fmt: skip
     x_and_scales = {"hidden_states": x_q, "a1_scale": operands.x_scale, "w1_scale": operands.w13_scale}
+    # Each call passes h in FP8 and its scales, which are new tensors, in place of None.
     h_and_scales = {"inter_states": None, "a2_scale": None, "w2_scale": operands.w2_scale}
     gate_up: Callable[..., Any] = GATE_UP.bind(**of_both_stages, **x_and_scales, splitk=0, dst_type=h.dtype)
     down: Callable[..., Any] = DOWN.bind(**of_both_stages, **h_and_scales)
@@ -298,7 +297,8 @@ def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
 
 def triton_bytes(sizes: FusedMoeSizes) -> int:
     """For each pair gate and up in bf16, h in FP8 with fp32 scales, the expert's output in bf16, and its row.
-    The slots of the tiles and the expert of each tile, for any size of tiles. Two numbers of tiles."""
+    Of `Alignment`, for any size of tiles, the slots, the expert of each tile, the counts of segments, and the
+    number of tiles; the number of slots."""
     gate_up, h = 2 * 2 * sizes.inter, sizes.inter + sizes.inter // BLOCK * 4
     of_pair = gate_up + h + 2 * sizes.hidden + 4
     slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in (16, 64, 128, 256))
@@ -316,7 +316,6 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     """`moe_op.fused_moe` twice, with the configuration that AITER has for so many tokens: gate and up of
     quantised x, then down, of weights that are not shuffled. AITER leaves sorting, SiLU, requantising and the
     sum over picks to its caller; they are the suite's own kernels."""
-    import torch
     import triton.language as tl
 
     require_interpreter(out.device)

@@ -148,6 +148,16 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 # With the suite's own kernels
 
 
+def aligned(mean_rows: int) -> tuple[int, Call]:
+    """The alignment for experts of so many rows on average, and the call that tells it to the library. It is
+    the rows of a tile: 128 on sm_90; on sm_100 vLLM takes the library's advice, too. The library has one
+    alignment for all calls, so that it is set again before each product."""
+    if first_of(ADVISE, ALIGNMENT) is ALIGNMENT:
+        return int(ALIGNMENT.bind()()), lambda: None
+    alignment = int(ADVISE.bind(mean_rows)())
+    return alignment, SET_ALIGNMENT.bind(alignment)
+
+
 def around_products(name: str, product: Function, is_masked: bool) -> type[Implementation]:
     """Declares a row of the suite's own kernels around two products of DeepGEMM. is_masked: whether pairs are
     in the masked layout; else they are in the contiguous one"""
@@ -179,7 +189,6 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         workspace=workspace,
     )
     def row(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
-        import torch
         import triton
 
         from kernels.fused_moe.triton import rows_jit
@@ -189,28 +198,22 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
         packed = packs(machine.of(device).arch)
         mean_rows = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))  # of an expert that is hit
-        # The alignment is the rows of a tile, which the library chooses for the mean rows of an expert. On
-        # sm_90 it is 128. On sm_100 vLLM takes the library's advice, too.
-        if first_of(ADVISE, ALIGNMENT) is ADVISE:
-            alignment = int(ADVISE.bind(mean_rows)())
-        else:
-            alignment = int(ALIGNMENT.bind()())
-        # The library has one alignment for all calls, so that it is set again before each product.
-        has_setter = first_of(SET_ALIGNMENT, ALIGNMENT) is SET_ALIGNMENT
-        set_alignment = SET_ALIGNMENT.bind(alignment) if has_setter else lambda: None
+        alignment, set_alignment = aligned(mean_rows)
         groups, capacity = groups_of(sizes, alignment)
         a = torch.empty(groups, capacity, hidden, dtype=operands.w13.dtype, device=device)
         a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
         place: Call
+        used_rows: tuple[object, ...]  # the arguments of `product` that tell which rows have an expert
         if is_masked:
             counts = torch.empty(experts, dtype=torch.int32, device=device)
             row_of = torch.empty(pairs, dtype=torch.int32, device=device)
             constants = {"pairs": pairs, "CAPACITY": capacity, "CHUNK": layouts.chunk_for(pairs, device)}
             kernel = rows_jit.masked_kernel[(experts,)]
             place = functools.partial(kernel, topk_ids, counts, row_of, **constants)
+            used_rows = (counts, mean_rows)
         else:
             place = Alignment(sizes, alignment, topk_ids, by_pair=True)
-            row_of, expert_of = place.row_of, place.expert_of
+            row_of, used_rows = place.row_of, (place.expert_of,)
         x_q = operands.x_q.view(torch.uint8)
         gather = functools.partial(
             rows_jit.gather_kernel[(pairs,)],
@@ -223,10 +226,9 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         w13_scale, w2_scale = scales
 
         def multiply(x: Quantised, w: Quantised, y: torch.Tensor) -> Call:
-            if is_masked:
-                return product.bind(x, w, y, counts, mean_rows)
-            values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
-            return product.bind((values[0], x_scale[0]), w, y[0], expert_of)
+            if not is_masked:  # there is one group, and the library has no dimension for it
+                x, y = (x[0][0], x[1][0]), y[0]
+            return product.bind(x, w, y, *used_rows)
 
         up = multiply((a, a_scale), (operands.w13, w13_scale), suite.gate_up)
         down = multiply((suite.h_q, suite.h_scale), (operands.w2, w2_scale), suite.expert_out)
@@ -276,12 +278,13 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     w13_scale, w2_scale = scales
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     of_experts = {"local_num_experts": sizes.local_experts, "expert_tokens_meta": None}
-    alignment_now = VLLM_ALIGNMENT.bind()()[0]
-    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=alignment_now, **of_experts)()[0]
+    usual = VLLM_ALIGNMENT.bind()()[0]  # the alignment; `permute` returns that of its call
+    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=usual, **of_experts)()[0]
     gate_up, expert_out = out.new_empty(rows, 2 * sizes.inter), out.new_empty(rows, sizes.hidden)
     h_q, x_of_rows = w13.new_empty(rows, sizes.inter), w13.new_empty(rows, sizes.hidden)
     quantise = VLLM_QUANTISE.bind(x=operands.x, group_size=BLOCK, column_major_scales=False)
     of_picks = {"topk_ids": operands.topk_ids, "expert_map": None}
+    # Each call passes its own tensors in place of None: aq, aq_scale and inv_perm.
     permute: Callable[..., Any] = VLLM_PERMUTE.bind(
         aq=None, aq_scale=None, aq_out=x_of_rows, use_psum_layout=by_ends, **of_picks, **of_experts
     )
@@ -364,7 +367,7 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -
     multiply = MASKED.find()
     align = (lambda scale: scale) if packed else SGLANG_ALIGN.find()
     activate: Callable[..., Any] = SGLANG_ACTIVATE.bind(
-        input=gate_up, masked_m=None, fuse_silu_and_mul=True,
+        input=gate_up, fuse_silu_and_mul=True, masked_m=None,  # each call passes its own, and src2dst below
         group_size=BLOCK, scale_ue8m0=packed, column_major_scales=True,
     )  # fmt: skip
     add_up: Callable[..., Any] = SGLANG_ADD_UP.bind(

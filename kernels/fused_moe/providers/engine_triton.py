@@ -34,6 +34,11 @@ from kernels.vendor import Sglang, Vllm
 
 DTYPE = "fp8_w8a8"
 
+Product = Mapping[str, bool]
+"""The argument by which SGLang's look-ups tell the second product from the first. vLLM's have no such one."""
+FIRST: Product = {}
+SECOND: Product = {"down_moe": True}
+
 
 @dataclass(frozen=True)
 class MoeTables(EngineLookUp):
@@ -58,16 +63,15 @@ class MoeTables(EngineLookUp):
         )()  # fmt: skip
         return entry
 
-    def table(self, sizes: FusedMoeSizes, **down_moe: bool) -> Mapping[int, EngineEntry] | None:
-        """down_moe: given and True for the table of the second product"""
+    def table(self, sizes: FusedMoeSizes, product: Product = FIRST) -> Mapping[int, EngineEntry] | None:
         table: Mapping[int, EngineEntry] | None = self.find_table.bind(
-            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **down_moe
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **product
         )()
         return table or None  # engines treat an empty table as none
 
-    def file_name(self, sizes: FusedMoeSizes, **down_moe: bool) -> str:
+    def file_name(self, sizes: FusedMoeSizes, product: Product = FIRST) -> str:
         name: str = self.find_name.bind(
-            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **down_moe
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **product
         )()
         return name
 
@@ -76,17 +80,17 @@ class MoeTables(EngineLookUp):
         engine without one uses the table of the first product for both."""
         if "down_moe" not in self.find_table.wishes:
             return {}
-        down = self.table(sizes, down_moe=True)
+        down = self.table(sizes, SECOND)
         if down is None or down == self.table(sizes):
             return {}
-        return {self.file_name(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
+        return {self.file_name(sizes, SECOND): lambda m: down[nearest_of(down, m)]}
 
 
 class SglangMoeTables(MoeTables):
-    def file_name(self, sizes: FusedMoeSizes, **down_moe: bool) -> str:
+    def file_name(self, sizes: FusedMoeSizes, product: Product = FIRST) -> str:
         """Each version of Triton has a folder of its own."""
         triton = (version("triton") or "").replace(".", "_")
-        return f"configs/triton_{triton}/{super().file_name(sizes, **down_moe)}"
+        return f"configs/triton_{triton}/{super().file_name(sizes, product)}"
 
 
 ENTRY_ARGUMENTS = "w1_shape w2_shape top_k dtype M block_shape"
@@ -170,7 +174,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
     requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
     symbols = (EXPERTS_OF_VLLM, QUANTISATION, TABLES_OF_VLLM.find_table)
     tables = TABLES_OF_VLLM
-    reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
+    how_to_use = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         local_experts = operands.sizes.local_experts
@@ -196,7 +200,7 @@ class SglangTritonMoe(Sglang, TritonMoe):
         *(SET_SERVER_ARGS, SERVER_ARGS),
     )
     tables = TABLES_OF_SGLANG
-    reads = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
+    how_to_use = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
 
     def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
         set_up_one_rank()

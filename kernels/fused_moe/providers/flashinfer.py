@@ -21,11 +21,11 @@ from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
 
-EPILOGUE_ROWS = 64  # rows of an epilogue tile of the generated kernels: these order the rows of a weight
+EPILOGUE_ROWS = 64  # rows of the generated kernels' epilogue tiles, in whose order the rows of weights are
 
 MAPS = 64  # bytes of a row in maps between rows and pairs: an allowance, not read in the library's source
 
-# Values of FlashInfer's RoutingMethodType: it routes by sigmoid, bias and groups; it gets the picks.
+# Values of FlashInfer's RoutingMethodType: the call routes by sigmoid, bias and groups; or it gets the picks.
 DEEPSEEK_V3, TOP_K = 2, 5
 MAJOR_K, BLOCK_MAJOR_K = 0, 2  # values of FlashInfer's WeightLayout: [N, K]; [K/128, N, 128]
 

@@ -7,18 +7,16 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, combination, requantising, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 from shapes.routing import Routing
-
-if TYPE_CHECKING:
-    import torch
 
 # The interpreter's speed on a busy Zen 4 core. With e4m3fnuz a weight takes half as long again.
 WEIGHT_S = 1.3e-7  # seconds for a weight that a program reads
@@ -36,7 +34,7 @@ MOST_PROGRAMS = 1216  # programs that splits make on any device: four on each of
 MOST_GROUP = 8  # the most tiles that compute a block of columns before the next block
 # Each pair may be a tile of its own where experts have so few pairs, on average and at most.
 ALONE_MEAN, ALONE_MOST = 1.5, 4
-MANY = 8192  # blocks of h above which a program of SiLU computes those of eight pairs
+MANY_BLOCKS = 8192  # the most blocks of h of which a SiLU program computes one; of more it computes eight
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class GroupedConfig:
 
     columns: int = 128  # of gate and up that a program computes, where not fused; they divide 128
     per_unit: int = 1  # programs per compute unit that splits of K in the up product are to make
-    down: int = 128  # columns of the down product
+    down: int = 128  # columns of the down product that a program computes
     by_token: bool = False  # where not sorted, the down product adds up a token's picks; else a launch does
     swap: bool = False  # computes the transposed tile: NVIDIA's instructions take at least 64 rows
     chiplets: int = 1  # chiplets of an AMD GPU to which programs go in turn; 1 elsewhere
@@ -103,9 +101,9 @@ class Grouped(SuiteTriton):
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """An upper bound over all platforms and configurations. MOST_PROGRAMS limits the splits: without them
-        each block of 128 columns already has at least a program for each expert that is hit, and for each of
-        the largest tiles that the pairs fill."""
+        """An upper bound over all platforms and configurations. Splits make at most MOST_PROGRAMS programs.
+        Without splits each block of 128 columns has a program for each tile, and there are at least as many
+        tiles as experts that are hit, and as the pairs fill of the largest tiles."""
         blocks = 2 * sizes.inter // BLOCK
         least_programs = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
         most_splits = max(1, min(MOST_PROGRAMS // least_programs, sizes.hidden // BLOCK // MIN_STEPS))
@@ -118,7 +116,6 @@ class Grouped(SuiteTriton):
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        import torch
         import triton
         import triton.language as tl
 
@@ -156,9 +153,9 @@ class Grouped(SuiteTriton):
         if config.sort:
             align = Alignment(sizes, config.rows, topk_ids)
             launches.append(align)
-            alignment = (topk_ids, *align.tensors)
+            alignment = (topk_ids, align.slots, align.expert_of, align.used_tiles)
             tiles = tiles_for(config.rows, sizes)
-            # The average tiles of an expert, which read the same weights and are therefore neighbours.
+            # The average tiles of an expert, which read the same weights: so they are a group (see `_place`).
             group = max(1, min(MOST_GROUP, round(tiles_of(config, sizes) / max(1, sizes.routed.hit))))
         up = functools.partial(
             grouped_jit.up_kernel[(tiles * up_columns(config, sizes), splits)],
@@ -169,21 +166,14 @@ class Grouped(SuiteTriton):
         )  # fmt: skip
         launches.append(up)
         if not config.fuse:
-            pairs_of_program = 8 if pairs * steps > MANY else 1
-            silu = functools.partial(
-                grouped_jit.silu_kernel[(triton.cdiv(pairs, pairs_of_program), steps)],
-                gate_up, topk_ids, h_written, h_scale, pairs, **requantising(sizes),
-                INTER=inter, SPLITS=splits, BLOCK_M=pairs_of_program,
-                num_warps=4 if pairs_of_program > 1 else 1,
-            )  # fmt: skip
-            launches.append(silu)
+            launches.append(_silu(sizes, topk_ids, gate_up, h_written, h_scale))
         if prepared.interpreted:
             launches.append(functools.partial(h_q.copy_, h_written))
         # The configuration's columns, or the largest smaller power of two that divides hidden.
         columns = next(n for n in (1024, 512, 256, 128, 64) if n <= config.down and hidden % n == 0)
         factors = (h_read, h_scale, w2, operands.w2_scale)
         if config.by_token:
-            # On NVIDIA the load that finds the expert takes half of the stages.
+            # On NVIDIA, where `instruction` is 0, the load that finds the expert takes half of the stages.
             stages = config.stages if config.instruction else 2 * config.stages
             down = functools.partial(
                 grouped_jit.down_by_token_kernel[(hidden // columns, sizes.tokens)],
@@ -193,7 +183,7 @@ class Grouped(SuiteTriton):
             )  # fmt: skip
             launches.append(down)
         else:
-            stages = min(config.stages, steps + 1)
+            stages = min(config.stages, steps + 1)  # more would have nothing to load
             down = functools.partial(
                 grouped_jit.down_kernel[(tiles * (hidden // columns),)],
                 *factors, *alignment, expert_out, pairs, group,
@@ -203,6 +193,23 @@ class Grouped(SuiteTriton):
             launches += [down, combination(operands, expert_out, None, prepared.written, combined)]
         prepared.launches = launches
         return prepared
+
+
+def _silu(
+    sizes: FusedMoeSizes, ids: torch.Tensor, gate_up: torch.Tensor, h: torch.Tensor, h_scale: torch.Tensor
+) -> Call:
+    """The launch that computes h and its scales from gate and up."""
+    import triton
+
+    from kernels.fused_moe.triton.grouped_jit import silu_kernel
+
+    pairs, steps = h_scale.shape
+    rows = 8 if pairs * steps > MANY_BLOCKS else 1
+    return functools.partial(
+        silu_kernel[(triton.cdiv(pairs, rows), steps)],
+        gate_up, ids, h, h_scale, pairs, **requantising(sizes),
+        INTER=sizes.inter, SPLITS=len(gate_up), BLOCK_M=rows, num_warps=4 if rows > 1 else 1,
+    )  # fmt: skip
 
 
 def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:

@@ -253,7 +253,7 @@ def down_kernel(
 
 @triton.jit
 def _weighted_scale(
-    pick_and_step,  # pick * STEPS + step
+    step_of_token,  # pick * STEPS + step: all picks of a token have STEPS steps
     token, ids, weights, h_scale,
     w_scale,  # the scales of the block of columns in the first expert
     BLOCKS: tl.constexpr,  # blocks of columns of an expert
@@ -261,7 +261,7 @@ def _weighted_scale(
 ):  # fmt: skip
     """The factor of a step's product: the scale of h times that of the expert's weights times the weight of
     the pick; 0 for an expert on another rank."""
-    pair, step = token * PICKS + pick_and_step // STEPS, pick_and_step % STEPS
+    pair, step = token * PICKS + step_of_token // STEPS, step_of_token % STEPS
     expert = tl.load(ids + pair).to(tl.int64)
     scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)
     return scale * tl.load(w_scale + expert * (BLOCKS * STEPS) + step, mask=expert >= 0, other=0.0)
@@ -291,8 +291,8 @@ def down_by_token_kernel(
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     BLOCKS: tl.constexpr = HIDDEN // BLOCK
     scale = _weighted_scale(0, token, ids, weights, h_scale, block_scales, BLOCKS, STEPS, PICKS)
-    for i in range(PICKS * STEPS):
-        pair, step = token * PICKS + i // STEPS, i % STEPS
+    for step_of_token in range(PICKS * STEPS):
+        pair, step = token * PICKS + step_of_token // STEPS, step_of_token % STEPS
         expert = tl.load(ids + pair).to(tl.int64)
         is_local = expert >= 0
         h_at = h_q + pair * INTER + step * BLOCK + row[:, None] * 0 + k[None, :]
@@ -300,7 +300,7 @@ def down_by_token_kernel(
         w = tl.load(w2 + expert * (HIDDEN * INTER) + step * BLOCK + w_at, mask=is_local, other=0.0)
         rows_scale = tl.zeros([BLOCK_M], tl.float32) + scale
         total = _product(total, h, widen(w, PRODUCT, FNUZ_BITS), rows_scale, SWAP)
-        ahead = tl.minimum(i + 1, PICKS * STEPS - 1)
+        ahead = tl.minimum(step_of_token + 1, PICKS * STEPS - 1)
         scale = _weighted_scale(ahead, token, ids, weights, h_scale, block_scales, BLOCKS, STEPS, PICKS)
     value = tl.sum(total, 1 if SWAP else 0)  # of the first row; the others are zeros
     tl.store(out + token * HIDDEN + column, value.to(out.dtype.element_ty))

@@ -23,11 +23,11 @@ def in_parts(x: torch.Tensor, w: torch.Tensor, count: int) -> torch.Tensor:
 GROUPED = "kernels/fused_moe/triton/grouped.py"
 ROUNDS_H = partial(Plan, requant=True)
 HOPPER = partial(by_blocks, sums=fourteen_bits)
-IN_BF16 = Plan(x=bf16, weight=bf16, gate_up=bf16, h=bf16, expert_out=bf16, weighted=bf16)
+IN_BF16 = Plan(x=bf16, w13=bf16, w2=bf16, gate_up=bf16, h=bf16, expert_out=bf16, weighted=bf16)
 # (name, plan, source) of each right call
 BF16: tuple[tuple[str, Plan, str], ...] = (
     ("bf16 everywhere", IN_BF16, "torch 2.13, bf16 matmul"),
-    ("bf16 products", Plan(x=bf16, weight=bf16, h=bf16), "assumed: vLLM's CPU kernels"),
+    ("bf16 products", Plan(x=bf16, w13=bf16, w2=bf16, h=bf16), "assumed: vLLM's CPU kernels"),
     ("bf16 between the products", Plan(gate_up=bf16, h=bf16), "assumed"),
     ("the sum in bf16 after each expert", Plan(expert_out=bf16, total=bf16), "assumed"),
     ("bf16 results of experts", Plan(expert_out=bf16, weighted=bf16), "assumed"),

@@ -56,7 +56,7 @@ MORE: list[tuple[str, str, dict[str, Any] | None]] = [
     ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),
     (f"tokens=3 {SMALL} ep=2 routing=uniform fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
 ]
-MANY = 100  # stands for grouped.MANY, so that the cases have SiLU programs of one pair and of eight
+MANY_BLOCKS = 100  # stands for that of grouped, so that the cases have SiLU programs of one pair and of eight
 
 # Segments, and rows of a tile. Of 7 segments the last has fewer pairs than the others.
 ALIGNMENTS = [(1, 16), (7, 16), (2, 64)]
@@ -88,7 +88,7 @@ def wrong_alignment(segments: int, rows: int) -> str:
         tiles = -(-len(pairs) // rows)
         experts += [expert] * tiles
         slots += pairs + [ids.numel()] * (tiles * rows - len(pairs))
-    for tensor in alignment.tensors:
+    for tensor in (alignment.slots, alignment.expert_of, alignment.used_tiles):
         tensor.fill_(-7)
     alignment()
     used_tiles = alignment.used_tiles.item()
@@ -136,7 +136,7 @@ def test_no_split_is_without_a_block() -> None:
 
 
 if __name__ == "__main__":
-    grouped.MANY = MANY
+    grouped.MANY_BLOCKS = MANY_BLOCKS
     print_found(interpret, CASES, MORE)
     if sys.argv[1] == "third":
         for segments, rows in ALIGNMENTS:

@@ -23,7 +23,6 @@ from kernels.mha_prefill.operands import (
     WIDTH,
     MhaPrefillOperands,
     MhaPrefillSizes,
-    Sequence,
     empty,
     generate,
 )
@@ -46,12 +45,13 @@ def reference(
 
     FP8 products are exact, too. A kernel that makes FP8 operands bf16 rounds v times its descale, which adds
     2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. sigma_fp8 allows sums of 14 bits in the scores and the output."""
-    q, k, v = operands.q, operands.k, operands.v
-    sampled = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
+    o = operands
+    q, k, v = o.q, o.k, o.v
+    sampled = sampled_rows(o, max_flops, offset)
     rows = torch.arange(len(q)) if sampled is None else torch.tensor(sampled)
     shape = len(rows), q.shape[1], VALUE
-    targets = attention.empty_results(shape, torch.float32, q.device, operands.is_fp8)
-    for sequence in operands.sequences:
+    targets = attention.empty_results(shape, torch.float32, q.device, o.is_fp8)
+    for sequence in o.sequences:
         is_own = (rows >= sequence.queries.start) & (rows < sequence.queries.stop)
         own = torch.nonzero(is_own).flatten()  # indices of `rows` and `targets`
         if not len(own):
@@ -59,13 +59,13 @@ def reference(
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
-            values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1)
+            values = v[sequence.keys, heads].float().mul_(o.value_scale).transpose(0, 1)
             values = attention.with_squares(values)
             for part in own.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (rows[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 most_seen = int(position[-1]) + 1  # keys that the last of these rows sees
                 queries = q[rows[part].to(q.device), heads].float().transpose(0, 1)
-                results = _attend(operands, queries, keys[..., :most_seen], values[:, :most_seen], position)
+                results = _attend(o, queries, keys[..., :most_seen], values[:, :most_seen], position)
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
     value, sigma, *sigma_fp8_and_even = targets  # these two, the last fields of Reference, for FP8 alone
@@ -98,15 +98,14 @@ def _attend(
     return value, (in_bf16 + rounding).sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
-def sampled_rows(
-    sequences: list[Sequence], heads: int, max_flops: float, offset: float = 0.0
-) -> list[int] | None:
+def sampled_rows(o: MhaPrefillOperands, max_flops: float, offset: float = 0.0) -> list[int] | None:
     """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
+    heads = o.q.shape[1]
     # The last product is with the values and their squares.
     flops_per_pair = OVERHEAD * 2 * heads * (WIDTH + VALUE + 2 * VALUE)
-    keys_of_rows = [keys for s in sequences for keys in range(s.prefix + 1, s.length + 1)]
-    ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
-    at_edges = [s.queries.start + row for s in sequences for row in attention.edges(s.new, *TILES)]
+    keys_of_rows = [keys for s in o.sequences for keys in range(s.prefix + 1, s.length + 1)]
+    ends = [row for s in o.sequences for row in (s.queries.start, s.queries.stop - 1)]
+    at_edges = [s.queries.start + row for s in o.sequences for row in attention.edges(s.new, *TILES)]
     order = [*ends, *at_edges, *spread(len(keys_of_rows), offset)]
     return affordable(order, lambda row: keys_of_rows[row] * flops_per_pair, max_flops, heads * VALUE)
 

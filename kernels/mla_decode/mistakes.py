@@ -74,8 +74,7 @@ def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
 
 
 def by_table(o: MlaDecodeOperands, i: int, tokens: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """The slots of so many tokens by row i of the page table, which ends them, with page numbers cast to
-    `dtype`."""
+    """The slots of so many tokens by row i of the page table, with page numbers cast to `dtype`."""
     token = torch.arange(min(tokens, o.page_table.shape[1] * o.page), device=o.q.device)
     page = o.page_table[i, token // o.page].to(dtype).long() % len(o.kv)
     return page * o.page + token % o.page

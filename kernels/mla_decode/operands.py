@@ -88,8 +88,7 @@ def takes(
     """The function that a row declares as `fits`. By default the row takes all sizes with one query token.
 
     kv: the only dtype of the cache that the row takes
-    page_multiple_of: the row takes pages of a multiple of so many tokens
-    page_divides: the row takes pages whose number of tokens divides this one; 0: all pages
+    page_multiple_of, page_divides: a page's tokens are to be a multiple of the one, and to divide the other
     most_q: the most query tokens; why_most_q: the reason for it, for refusals"""
     dtype_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
     queries_taken = "1 query token" if most_q == 1 else f"{most_q} query tokens"

@@ -191,9 +191,8 @@ PERSISTENT = Function(
 
 
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:
-    """The bytes of partial results of split tiles, as many as the library reserves (get_ps_metadata_info_v1)
-    where heads and compute units have no common divisor; of the rows' sums of exponentials; and of a page
-    number for each key."""
+    """The bytes of partial results of split tiles, as many as get_ps_metadata_info_v1 reserves at most; of
+    the rows' sums of exponentials; and of a page number for each key."""
     partials = min(sizes.batch + MOST_UNITS - 1, 2 * (MOST_UNITS - 1))
     partial_rows = partials * math.ceil(sizes.most_new / TILE_ROWS) * TILE_ROWS
     return sizes.heads * 4 * (partial_rows * (VALUE + 1) + sizes.queries) + 4 * sizes.keys

@@ -69,9 +69,7 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128 and a causal mask that ends at the bottom right."""
     import torch
 
-    handle = CREATE_HANDLE.bind()()
-    set_stream = SET_STREAM.find()
-    not_supported = NOT_SUPPORTED.find()
+    handle, set_stream, not_supported = CREATE_HANDLE.bind()(), SET_STREAM.find(), NOT_SUPPORTED.find()
     with refusals(not_supported):
         graph, tensors = graph_of(o, out, handle)
         graph.validate()

@@ -73,7 +73,6 @@ class Fa2(FlashInfer):
     def planned(
         self, o: MhaPrefillOperands, out: torch.Tensor, plan: Function, **of_plan: torch.Tensor
     ) -> Call:
-        """of_plan: arguments of `plan` beside those of `bound`"""
         room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
         backend = self.name.removeprefix("flashinfer.")
         wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()

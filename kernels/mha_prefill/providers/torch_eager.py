@@ -43,8 +43,7 @@ def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
             for first in range(0, sequence.new, ROWS):
                 begin = sequence.queries.start + first
                 rows = slice(begin, min(begin + ROWS, sequence.queries.stop))
-                position = torch.arange(rows.start, rows.stop, device=k.device) - sequence.queries.start
-                own_key = sequence.prefix + position[:, None]
+                own_key = sequence.prefix + first + torch.arange(rows.stop - begin, device=k.device)[:, None]
                 q = o.q[rows].float().transpose(0, 1)
                 scores = q @ k.transpose(1, 2) * o.score_scale
                 weights = scores.masked_fill(key > own_key, float("-inf")).softmax(-1)
@@ -128,8 +127,7 @@ class Sdpa(Implementation):
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
             dense_mask = mask if type(mask) is torch.Tensor else None  # not torch's causal bias
-            dropout, enable_gqa = 0.0, False
-            is_causal = sequence.prefix == 0
+            dropout, is_causal, enable_gqa = 0.0, sequence.prefix == 0, False
             params = (*batched(o, v, sequence), dense_mask, dropout, is_causal, enable_gqa)
             if not can_use(torch.backends.cuda.SDPAParams(*params), False):  # False: without warnings
                 raise Unsupported(

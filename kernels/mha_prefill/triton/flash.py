@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
@@ -190,8 +190,8 @@ class FlashVarlen(SuiteTriton):
 
 
 def turning(o: MhaPrefillOperands, turned: torch.Tensor, constants: dict[str, int]) -> Call:
-    """The launch that fills `turned`, uint8 [heads * 128, columns], with FP8 codes: sequence b begins at column
-    (cu_k[b] // PAD + b) * PAD and is filled up with zeros to a multiple of PAD."""
+    """The launch that fills `turned`, uint8 [heads * 128, columns], with FP8 codes. Sequence b begins at
+    column (cu_k[b] // PAD + b) * PAD and is filled up with zeros to a multiple of PAD."""
     import torch
 
     from kernels.mha_prefill.triton.flash_jit import turn_kernel
@@ -224,19 +224,10 @@ class Tile(NamedTuple):
     first: int  # its first query row, counted from the sequence's first
 
 
-@dataclass(frozen=True)
-class Cache:
-    dies: int  # consecutive programs go to them in turn; each has a cache of its own
-    bytes: int  # the bytes of a die's cache that keys and values may fill
-
-
-# H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4
-# white papers), and consecutive programs go to consecutive XCDs (AITER's remap_xcd).
-CACHES: Mapping[str, Cache] = {
-    "cuda": Cache(1, 32 << 20),
-    "rocm": Cache(8, 4 << 20),
-    "cpu": Cache(1, 32 << 20),
-}
+# Kind of platform -> the dies, to which consecutive programs go in turn, and the bytes of a die's cache that
+# keys and values may fill. H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB
+# of L2 each (CDNA 3 and 4 white papers), and consecutive programs go to consecutive XCDs (AITER's remap_xcd).
+CACHES = {"cuda": (1, 32 << 20), "rocm": (8, 4 << 20), "cpu": (1, 32 << 20)}
 
 
 def order(
@@ -251,13 +242,13 @@ def order(
     On a die heads follow each other in sections. The cache holds the keys and values of a section, so that
     these come from memory once; a head that is too large for it is a section of its own. Within a section the
     tiles with the most keys go first, so that none is left to run alone at the end."""
-    cache = target.pick(CACHES)
-    most_keys = cache.bytes // key_bytes  # of a section
+    dies, cache_bytes = CACHES[target.kind]
+    most_keys = cache_bytes // key_bytes  # of a section
     work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key
-    load = [(0, die) for die in range(cache.dies)]  # a heap of (work so far, die)
-    section = [0] * cache.dies  # the number of each die's last section
-    section_keys = [0] * cache.dies  # the keys in that section so far
-    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(cache.dies)]  # of (section, keys, tile)
+    load = [(0, die) for die in range(dies)]  # a heap of (work so far, die)
+    section = [0] * dies  # the number of each die's last section
+    section_keys = [0] * dies  # the keys in that section so far
+    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(dies)]  # of (section, keys, tile)
     for sequence in sorted(range(len(lengths)), key=lambda s: -work[s]):
         prefix, new = lengths[sequence]
         for head in range(heads):

@@ -412,9 +412,8 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 )
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where a layer's cache for all requests takes up to
-    2 GiB. In a larger cache it does not mask loads behind a sequence's end, so vLLM runs
-    `aiter.asm_persistent`. It takes several query tokens as [batch, q, heads, width], one as [batch, heads,
-    width]."""
+    2 GiB. In a larger one it masks no loads behind a sequence's end, so vLLM runs `aiter.asm_persistent`. It
+    takes several query tokens as [batch, q, heads, width], one as [batch, heads, width]."""
     has_several = o.q.shape[1] > 1
     q_nope, q_pe = layouts.latent_and_rope(o.q if has_several else o.packed)
     return layouts.bound(

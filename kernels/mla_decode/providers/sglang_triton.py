@@ -76,7 +76,6 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     cores = layouts.compute_units(device)
     most = most_splits(o.sizes.model_len, cores, arch)
     partial = torch.empty(batch, o.heads, most, LATENT, dtype=torch.float32, device=device)
-    # The scheduler kernel writes the splits of each sequence, and whether lengths differ.
     splits = torch.empty(batch, dtype=torch.int32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
     # SCHEDULE[grid] is the call of a Triton kernel, here with a grid of one program. `bind` takes it as the

@@ -118,7 +118,6 @@ def combine(heads, threads):
             peak = T.alloc_local((1,), "float32")
             total = T.alloc_local((1,), "float32")
             joined = T.alloc_fragment((LATENT,), "float32")
-            sequence = split[entry, 0]
             first = split[entry, 1]
             count = split[entry, 2]
             peak[0] = -T.infinity("float32")
@@ -133,6 +132,6 @@ def combine(heads, threads):
                         log_sums[first + slot, head] - peak[0]
                     )
             for j in T.Parallel(LATENT):
-                out[sequence, head, j] = joined[j] / total[0]
+                out[split[entry, 0], head, j] = joined[j] / total[0]
 
     return main

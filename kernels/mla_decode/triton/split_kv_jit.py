@@ -56,9 +56,8 @@ def split_kernel(
     same tokens follow each other on one die, so that all but the first find them in its cache."""
     BLOCKS: tl.constexpr = (ROWS + BLOCK_H - 1) // BLOCK_H
     die, number_on_die = tl.program_id(0) % XCDS, tl.program_id(0) // XCDS
-    # Of the parts, a die takes those whose number modulo XCDS is its own.
-    part_number = number_on_die // BLOCKS * XCDS + die
-    part = parts + 4 * part_number
+    # Of the parts, a die takes those whose number modulo XCDS is its own: all blocks of one, then the next.
+    part = parts + 4 * (number_on_die // BLOCKS * XCDS + die)
     sequence, start = tl.load(part).to(tl.int64), tl.load(part + 1)
     end, slot = tl.load(part + 2), tl.load(part + 3).to(tl.int64)
     if start >= end:

@@ -40,13 +40,9 @@ class SplitPlan:
 
     def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for partial results, fp32: values [slots, heads, 512] and log-sums [slots, heads]."""
-        slots = max(1, self.slots)  # no kernel gets a tensor without elements
+        slots = max(1, sum(sequence.slots for sequence in self.split))  # 1: kernels want an element
         log_sums = torch.empty(slots, heads, dtype=torch.float32, device=device)
         return torch.empty(*log_sums.shape, LATENT, dtype=torch.float32, device=device), log_sums
-
-    @property
-    def slots(self) -> int:
-        return sum(sequence.slots for sequence in self.split)
 
 
 @functools.lru_cache(4096)

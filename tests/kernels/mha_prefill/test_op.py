@@ -140,12 +140,12 @@ def test_the_reference_is_what_plain_loops_give(dtype):
 
 
 def test_a_sample_has_the_ends_and_grows_by_the_flops_it_may_take():
-    sequences = made("batch=5 new=70..200 prefix=0..90 heads=2").sequences
-    ends = {row for s in sequences for row in (s.queries.start, s.queries.stop - 1)}
-    at_edges = {s.queries.start + row for s in sequences for row in (63, 64)}
-    assert ends | at_edges <= set(sampled_rows(sequences, 2, 2e8))
+    o = made("batch=5 new=70..200 prefix=0..90 heads=2")
+    ends = {row for s in o.sequences for row in (s.queries.start, s.queries.stop - 1)}
+    at_edges = {s.queries.start + row for s in o.sequences for row in (63, 64)}
+    assert ends | at_edges <= set(sampled_rows(o, 2e8))
     assert edges(256, *TILES) == [0, 63, 64, 127, 128, 191, 192, 255]
-    counts = [len(sampled_rows(sequences, 2, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
+    counts = [len(sampled_rows(o, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
     assert counts == sorted(set(counts)) and counts[0] == 1
 
 

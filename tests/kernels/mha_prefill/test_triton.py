@@ -11,7 +11,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from kernels.formats import FORMATS
-from kernels.mha_prefill.triton.flash import CACHES, PAD, Cache, FlashConfig, order, turnable, turned_columns
+from kernels.mha_prefill.triton.flash import CACHES, PAD, FlashConfig, order, turnable, turned_columns
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.triton_runtime import CPU
@@ -130,14 +130,14 @@ def test_where_the_cache_holds_everything_the_longest_go_first() -> None:
 
 def test_sections_are_what_the_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two heads' keys fit: after all tiles of those come two others', each section the longest first."""
-    monkeypatch.setitem(CACHES, "cuda", Cache(1, 2 * 256 * 640))
+    monkeypatch.setitem(CACHES, "cuda", (1, 2 * 256 * 640))
     found = order([(0, 256)], 4, 64, ON["sm_90"], 640)
     assert [sorted({t.head for t in found[i : i + 8]}) for i in (0, 8)] == [[0, 1], [2, 3]]
     assert [t.first for t in found[:8]] == [192, 192, 128, 128, 64, 64, 0, 0]
 
 
 def test_a_head_of_a_sequence_stays_on_its_die() -> None:
-    dies = CACHES["rocm"].dies
+    dies, _ = CACHES["rocm"]
     place: dict[tuple[int, int], set[int]] = {}
     for i, tile in enumerate(order([(0, 300)] * 3, 16, 64, ON["gfx942"], 640)):
         place.setdefault((tile.head, tile.sequence), set()).add(i % dies)

@@ -25,8 +25,6 @@ def bound(
 ) -> Call:
     """The call of a library's function with the arguments below that it declares, and with `further` ones,
     which take precedence. All libraries align the causal mask to the last key."""
-    most_new, most_keys = o.sizes.longest
-    heads = o.q.shape[1]
     by_names = {  # a key holds all names that libraries have for its value
         "q query Q q_extend": o.q,
         "k key K k_buffer": o.k,
@@ -36,10 +34,10 @@ def bound(
         "causal is_causal": True,
         "cu_seqlens_q qo_indptr seqstart_q cum_seq_lens_q": o.cu_q,
         "cu_seqlens_k kv_indptr seqstart_k cum_seq_lens_kv": o.cu_k,
-        "max_seqlen_q max_q_len max_qlen max_len_extend max_token_per_sequence": most_new,
-        "max_seqlen_k max_kv_len max_sequence_kv": most_keys,
+        "max_seqlen_q max_q_len max_qlen max_len_extend max_token_per_sequence": o.sizes.most_new,
+        "max_seqlen_k max_kv_len max_sequence_kv": o.sizes.most_keys,
         "batch_size": len(o.sequences),
-        "num_qo_heads num_kv_heads num_head_k num_heads_k": heads,
+        "num_qo_heads num_kv_heads num_head_k num_heads_k": o.sizes.heads,
         "head_dim_qk": WIDTH,
         "head_dim_vo": VALUE,
         "q_data_type kv_data_type": o.q.dtype,

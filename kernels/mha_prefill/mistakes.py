@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernels.attention_mistakes import Arithmetic, Attended, AttentionOp, Wrong, in_fp8, output_with
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
+from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, with_guards
 from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, Round, fp8, fp16, put
 
 
@@ -42,12 +42,12 @@ def read(
     seen = index <= last if seen is None else seen
     q = o.q[s.queries] if chosen is None else o.q[s.queries][chosen]
     row = GUARD + s.keys.start + index
-    k = beyond(o.k)[row].float().transpose(0, 1)
-    v = beyond(o.v)[row].float().transpose(0, 1) * o.value_scale
     middle = s.prefix or len(index) // 2  # cached keys are a part; without them the first half is one
     parts = [(0, middle), (middle, len(index))]
-    q = q.float().transpose(0, 1)
-    return Attended(o, s, s.queries, q, k, v, o.score_scale, o.q.dtype, parts, seen, chosen)
+    tensors: dict[str, Any] = {"q": q.float().transpose(0, 1), "seen": seen, "chosen": chosen}
+    tensors["k"] = with_guards(o.k)[row].float().transpose(0, 1)
+    tensors["v"] = with_guards(o.v)[row].float().transpose(0, 1) * o.value_scale
+    return Attended(o, s, rows=s.queries, scale=o.score_scale, fp8=o.q.dtype, parts=parts, **tensors)
 
 
 def victim(o: MhaPrefillOperands) -> Sequence:
@@ -61,7 +61,7 @@ ATTENTION = AttentionOp(sequences=lambda o: list(o.sequences), victim=victim, re
 
 # Wrong keys and masks
 
-Keys = Callable[[Attended], Attended]
+WrongRead = Callable[[Attended], Attended]
 """Maps what a right kernel reads to what a wrong one reads."""
 
 
@@ -69,7 +69,7 @@ def reading(
     seen: Callable[[Sequence, Any, Any], torch.Tensor] | None = None,
     index: Callable[[Attended, torch.Tensor], torch.Tensor] | None = None,
     behind: int = 0,
-) -> Keys:
+) -> WrongRead:
     """A kernel that reads other keys, or masks them otherwise.
 
     seen:   maps (sequence, keys [n], the last key that each query should see [new, 1]) to what it sees, bool
@@ -85,7 +85,7 @@ def reading(
     return wrong
 
 
-def left_out(is_left_out: Callable[[Sequence, torch.Tensor], torch.Tensor]) -> Keys:
+def left_out(is_left_out: Callable[[Sequence, torch.Tensor], torch.Tensor]) -> WrongRead:
     """No query sees these keys, except for its own key. is_left_out: maps (sequence, keys [n]) to bool [n]"""
     return reading(lambda s, key, last: (key <= last) & (~is_left_out(s, key) | (key == last)))
 
@@ -105,7 +105,7 @@ def of_the_previous(a: Attended, key: torch.Tensor) -> torch.Tensor:
     return key - sequences[sequences.index(a.sequence) - 1].length
 
 
-KEYS: Mapping[str, Keys] = {
+KEYS: Mapping[str, WrongRead] = {
     "causal mask one token too short": reading(lambda s, k, last: (k < last) | (k == 0)),
     "causal mask one token too far": reading(lambda s, k, last: k <= last + 1, behind=1),
     "no causal mask": reading(lambda s, k, last: k >= 0),
@@ -124,26 +124,31 @@ KEYS: Mapping[str, Keys] = {
 }
 
 
-def of_keys(keys: Keys) -> Wrong:
-    return lambda a: keys(a).out()
+def output_of(wrong_read: WrongRead) -> Wrong:
+    return lambda a: wrong_read(a).out()
 
 
 def replaced(a: Attended, **operands: torch.Tensor) -> Attended:
     return read(a.operands.replaced(**operands), a.sequence, chosen=a.chosen)
 
 
-def operand(name: str, change: Round) -> Keys:
-    """change: maps the operand `name`, q, k or v, with its guards, fp32 [tokens, heads, width], to another"""
-    return lambda a: replaced(a, **{name: change(beyond(getattr(a.operands, name)).float())[GUARD:-GUARD]})
+def changed_operand(name: str, change: Round) -> WrongRead:
+    """name: of the operand, q, k or v. change: gets it with its guards, fp32 [tokens, heads, width]"""
+
+    def wrong(a: Attended) -> Attended:
+        changed = change(with_guards(getattr(a.operands, name)).float())
+        return replaced(a, **{name: changed[GUARD:-GUARD]})
+
+    return wrong
 
 
 OWN_MISTAKES: Mapping[str, Wrong] = {
-    **{name: of_keys(keys) for name, keys in KEYS.items()},
+    **{name: output_of(wrong_read) for name, wrong_read in KEYS.items()},
     "result in fp16": output_with(Arithmetic(round_result=fp16)),
     "hidden keys scored -10": lambda a: a.by_softmax(a.scores.nan_to_num(neginf=-10.0)),
-    "values rounded to FP8": of_keys(operand("v", partial(fp8, E4M3))),
-    "keys of the previous head": of_keys(operand("k", lambda k: k.roll(1, 1))),
-    "values one token behind": of_keys(operand("v", lambda v: v.roll(1, 0))),
+    "values rounded to FP8": output_of(changed_operand("v", partial(fp8, E4M3))),
+    "keys of the previous head": output_of(changed_operand("k", lambda k: k.roll(1, 1))),
+    "values one token behind": output_of(changed_operand("v", lambda v: v.roll(1, 0))),
 }
 
 
@@ -158,7 +163,7 @@ def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Ten
 
 def through_e5m2(name: str) -> Wrong:
     """The operand `name` is rounded to e5m2."""
-    in_e5m2 = operand(name, partial(fp8, E5M2))
+    in_e5m2 = changed_operand(name, partial(fp8, E5M2))
     return lambda a: in_e5m2(a).out(Arithmetic(round_weights=partial(fp8, a.fp8)))
 
 
@@ -202,4 +207,5 @@ def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
         chosen = row_numbers[is_own] - sequence.queries.start
         if len(chosen):
             attended.append(read(o, sequence, chosen=chosen))
+    # The mistakes with descales are among those of FP8 calls.
     return ATTENTION.answers(attended, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

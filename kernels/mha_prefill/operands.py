@@ -36,6 +36,7 @@ class MhaPrefillSizes:
 
     def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
         """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""
+        # The seed shifts an order. With equal shifts the longest prefixes would precede the most new tokens.
         prefixes = spread(parse_span(self.prefix, least=0), self.batch, seed + self.batch // 2)
         new = spread(parse_span(self.new), self.batch, seed)
         return list(zip(prefixes, new, strict=True))
@@ -49,9 +50,12 @@ class MhaPrefillSizes:
         return sum(prefix + new for prefix, new in self.lengths())
 
     @property
-    def longest(self) -> tuple[int, int]:
-        """The most queries and the most keys of a sequence."""
-        return max(new for _, new in self.lengths()), max(prefix + new for prefix, new in self.lengths())
+    def most_new(self) -> int:
+        return max(new for _, new in self.lengths())
+
+    @property
+    def most_keys(self) -> int:
+        return max(prefix + new for prefix, new in self.lengths())
 
     @property
     def pairs(self) -> int:
@@ -112,7 +116,7 @@ class MhaPrefillOperands(Operands):
     @property
     def without_effect(self) -> frozenset[str]:
         """q and k, where each sequence has one key: the weight of that is 1, whatever its score."""
-        return frozenset({"q", "k"}) if self.sizes.longest[1] == 1 else frozenset()
+        return frozenset({"q", "k"}) if self.sizes.most_keys == 1 else frozenset()
 
     @property
     def descales(self) -> dict[str, torch.Tensor]:
@@ -137,15 +141,15 @@ class MhaPrefillOperands(Operands):
         for name in self.live:
             tensor = getattr(copied, name)
             if tensor is not getattr(self, name):
-                with_guards = guarded(tensor.shape, tensor.device, tensor.dtype)
-                setattr(copied, name, with_guards.copy_(tensor))
+                own = guarded(tensor.shape, tensor.device, tensor.dtype)
+                setattr(copied, name, own.copy_(tensor))
         return copied
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        return [beyond(t) if name in self.live else t for name, t in self.tensors().items()]
+        return [with_guards(t) if name in self.live else t for name, t in self.tensors().items()]
 
 
-def beyond(tensor: torch.Tensor) -> torch.Tensor:
+def with_guards(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor [GUARD + tokens + GUARD, heads, width] that holds a tensor of `guarded` and its guards."""
     stride = tensor.stride(0)
     shape = (tensor.shape[0] + 2 * GUARD, *tensor.shape[1:])
@@ -258,27 +262,28 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
     """Makes the even heads attend to landmarks, by their rope part, which is in the scores and not in the
     values.
 
-    Along its first channel an ordinary key is so far below 0 that it scores L less than a landmark or a row
-    of zeros. A query that sees n keys takes L = ln(n / 16), so that each landmark weighs as much as n / 16
-    ordinary keys. The other 63 channels of key j hold the sum of two random codes, its own and that of key
-    j - 1. The query at j scores L more on the code of key j, which lifts the keys j and j + 1 to a landmark's
-    score. Landmarks leave out their own code, so that their own query does not lift them twice; the first key
-    of a sequence also leaves out the code of key j - 1, which belongs to another sequence."""
+    Along the first channel of that part an ordinary key is so far below 0 that it scores L less than a
+    landmark or a row of zeros. A query that sees n keys takes L = ln(n / 16), but 0.5 at least, so that each
+    landmark weighs as much as n / 16 ordinary keys. In the other 63 channels each key holds the sum of two
+    random codes, its own and that of the key before. A query scores L more on the code of its own key. So
+    this key and the next one score like landmarks. The first new key and the last key, which are landmarks
+    anyway, leave out their own code: their queries would score L more on them once again. The first key of a
+    sequence holds no code, because the key before belongs to another sequence."""
     q_rope = q[:, ::2, NOPE:]
     k_rope = k[:, ::2, NOPE:]
     code = k_rope.clone()
     k_rope[1:] += code[:-1]
     k_rope[..., 0] = -FAR
     for sequence in sequences:
-        begin = sequence.keys.start
-        end = sequence.keys.stop - 1
-        first_new = begin + sequence.prefix
-        last_cached = max(begin, first_new - 1)
-        k_rope[[first_new, end]] = code[[first_new - 1, end - 1]]
-        k_rope[begin] = 0.0
-        k_rope[[begin, last_cached, first_new, end], :, 0] = 0.0
+        first = sequence.keys.start
+        last = sequence.keys.stop - 1
+        first_new = first + sequence.prefix
+        last_cached = max(first, first_new - 1)
+        k_rope[[first_new, last]] = code[[first_new - 1, last - 1]]
+        k_rope[first] = 0.0
+        k_rope[[first, last_cached, first_new, last], :, 0] = 0.0
         if adversarial:
-            k_rope[[begin + key for key in edges(sequence.length, 64, 128)], :, 0] = 0.0
+            k_rope[[first + key for key in edges(sequence.length, 64, 128)], :, 0] = 0.0
         keys_seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
         lift = (keys_seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
         own_code = code[sequence.keys][sequence.prefix :]

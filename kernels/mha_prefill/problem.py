@@ -4,7 +4,7 @@
 
 for the i-th new token of a sequence, of which `prefix` tokens are cached. Every query head has a key and a
 value head of its own, as kv_b projects them from the latent: q and k are 192 = 128 + 64 (rope) wide, v is 128
-wide. scale = 1/sqrt(192) (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.1).
+wide. scale = 1/sqrt(192).
 
 With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor, by which a stored value is to
 be multiplied. The output is bf16 with both dtypes."""
@@ -23,7 +23,6 @@ from kernels.mha_prefill.operands import (
     WIDTH,
     MhaPrefillOperands,
     MhaPrefillSizes,
-    Sequence,
     empty,
     generate,
 )
@@ -46,30 +45,31 @@ def reference(
 
     FP8 products are exact, too. A kernel that makes FP8 operands bf16 rounds v times its descale, which adds
     2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. sigma_fp8 allows sums of 14 bits in the scores and the output."""
-    q, k, v = operands.q, operands.k, operands.v
-    rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
-    row_numbers = torch.arange(len(q)) if rows is None else torch.tensor(rows)
-    shape = len(row_numbers), q.shape[1], VALUE
-    targets = attention.empty_results(shape, torch.float32, q.device, operands.is_fp8)
-    for sequence in operands.sequences:
-        is_own = (row_numbers >= sequence.queries.start) & (row_numbers < sequence.queries.stop)
-        places = torch.nonzero(is_own).flatten()  # in `row_numbers` and `targets`
-        if not len(places):
+    o = operands
+    q, k, v = o.q, o.k, o.v
+    sampled = sampled_rows(o, max_flops, offset)
+    rows = torch.arange(len(q)) if sampled is None else torch.tensor(sampled)
+    shape = len(rows), q.shape[1], VALUE
+    targets = attention.empty_results(shape, torch.float32, q.device, o.is_fp8)
+    for sequence in o.sequences:
+        is_own = (rows >= sequence.queries.start) & (rows < sequence.queries.stop)
+        own = torch.nonzero(is_own).flatten()  # indices of `rows` and `targets`
+        if not len(own):
             continue
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
-            values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1)
+            values = v[sequence.keys, heads].float().mul_(o.value_scale).transpose(0, 1)
             values = attention.with_squares(values)
-            for part in places.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
-                position = (row_numbers[part] - sequence.queries.start + sequence.prefix).to(q.device)
-                seen = int(position[-1]) + 1
-                queries = q[row_numbers[part].to(q.device), heads].float().transpose(0, 1)
-                results = _attend(operands, queries, keys[..., :seen], values[:, :seen], position)
+            for part in own.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
+                position = (rows[part] - sequence.queries.start + sequence.prefix).to(q.device)
+                most_seen = int(position[-1]) + 1  # keys that the last of these rows sees
+                queries = q[rows[part].to(q.device), heads].float().transpose(0, 1)
+                results = _attend(o, queries, keys[..., :most_seen], values[:, :most_seen], position)
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
-    value, sigma, *sigma_fp8_and_even = targets  # the latter for FP8 operands alone
-    return Reference(value, sigma, rows, *sigma_fp8_and_even)
+    value, sigma, *sigma_fp8_and_even = targets  # these two, the last fields of Reference, for FP8 alone
+    return Reference(value, sigma, sampled, *sigma_fp8_and_even)
 
 
 def _attend(
@@ -78,33 +78,34 @@ def _attend(
     """What a Reference holds of some queries of a sequence: value and sigma [heads, n, 128], and for FP8
     operands sigma_fp8 [heads, n, 128] and even [heads, n].
 
-    q: [heads, n, 192]; position: of the queries in the sequence, int64 [n]; k: [heads, 192, keys]
-    v: `with_squares`, [heads, keys, 256]"""
+    q: [heads, n, 192]; k: [heads, 192, keys]; v: `with_squares`, [heads, keys, 256]
+    position: the number of each query's own key, int64 [n]"""
     scores = (q @ k).mul_(o.score_scale)
-    # The fp32 sum of 192 products that makes a score s errs by about sqrt(192) 2^-24 |s|.
     size = scores.abs()
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
     p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
     value = p @ v[..., :VALUE]
     rounding = attention.output_variance(v, value)
+    # The fp32 sum of 192 products that makes a score s errs by about sqrt(192) 2^-24 |s|.
     in_bf16 = attention.rounding_variance((14 * 2.0**-24 * size + attention.UNIT).mul_(p), v, value)
     if not o.is_fp8:
         return value, (in_bf16 + rounding).sqrt()
     rounding += attention.UNIT**2 * (p.square() @ v[..., VALUE:])
-    fmt, relative = fp8_format(o.sizes.fp8), size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
+    fmt = fp8_format(o.sizes.fp8)
+    relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)  # in place: `size` is as large as the scores
     independent, common = attention.fp8_variance(p, v, value, fmt, relative, hidden)
     sigma_fp8 = (independent + common + rounding).sqrt()
     return value, (in_bf16 + rounding).sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
-def sampled_rows(
-    sequences: list[Sequence], heads: int, max_flops: float, offset: float = 0.0
-) -> list[int] | None:
+def sampled_rows(o: MhaPrefillOperands, max_flops: float, offset: float = 0.0) -> list[int] | None:
     """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
-    flops_per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
-    keys_of_rows = [keys for s in sequences for keys in range(s.prefix + 1, s.length + 1)]
-    ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
-    at_edges = [s.queries.start + row for s in sequences for row in attention.edges(s.new, *TILES)]
+    heads = o.q.shape[1]
+    # The last product is with the values and their squares.
+    flops_per_pair = OVERHEAD * 2 * heads * (WIDTH + VALUE + 2 * VALUE)
+    keys_of_rows = [keys for s in o.sequences for keys in range(s.prefix + 1, s.length + 1)]
+    ends = [row for s in o.sequences for row in (s.queries.start, s.queries.stop - 1)]
+    at_edges = [s.queries.start + row for s in o.sequences for row in attention.edges(s.new, *TILES)]
     order = [*ends, *at_edges, *spread(len(keys_of_rows), offset)]
     return affordable(order, lambda row: keys_of_rows[row] * flops_per_pair, max_flops, heads * VALUE)
 
@@ -145,20 +146,19 @@ class MhaPrefill(Op):
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
         """Results; keys, values and the squares of these, twice, for HEADS heads of the longest sequence;
         scores and up to nine tensors that are computed from them. All are fp32."""
-        _, longest = sizes.longest
         heads = min(HEADS, sizes.heads)
-        keys_and_values = 2 * heads * longest * (WIDTH + 2 * VALUE)
+        keys_and_values = 2 * heads * sizes.most_keys * (WIDTH + 2 * VALUE)
         row_width = sizes.heads * VALUE
         results = (3 if sizes.dtype == "fp8" else 2) * rows_kept(sizes.queries, row_width) * row_width
-        return 4 * (results + keys_and_values + 10 * max(SCORES, heads * longest))
+        return 4 * (results + keys_and_values + 10 * max(SCORES, heads * sizes.most_keys))
 
     def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
         return empty(sizes, sizes.lengths(), device)
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
         """The sequence of each token."""
-        lengths = torch.tensor([s.new for s in operands.sequences])
-        return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
+        new = torch.tensor([s.new for s in operands.sequences])
+        return RowGroups("sequence", torch.arange(len(new)).repeat_interleave(new)[:, None])
 
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel that rounds only twice, 1.9 where

@@ -41,7 +41,7 @@ def bound(
         "batch_size": len(o.q),
         "num_heads num_heads_q": o.heads,
         "kv_lora_rank head_dim_ckv head_dim_v headdim_v": LATENT,
-        "qk_rope_head_dim head_dim_kpe headdim": ROPE,
+        "qk_rope_head_dim head_dim_kpe headdim": ROPE,  # FlashAttention's heads are the rope part of q
         "page_size": o.page,
         "q_data_type qkv_dtype": o.q.dtype,
         "kv_data_type": o.kv.dtype,
@@ -116,7 +116,7 @@ def partial_bytes(rows: int) -> int:
 
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
-    """The bytes of a copy of the cache, and of a page more than that."""
+    """The bytes of a FiniteCache: those of the copy, and a page for the list of unused slots."""
     return (sizes.cache_pages + 1) * sizes.page * WIDTH * BYTES[sizes.kv]
 
 

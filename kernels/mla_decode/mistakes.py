@@ -40,7 +40,8 @@ def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Att
     q = o.q[i].flatten(0, 1).float()
     hidden = o.hidden(len(kv))
     seen = None if hidden is None else ~hidden
-    return Attended(o, i, i, q, kv, kv[:, :LATENT], o.scale, o.kv.dtype, evenly(len(kv), 4), seen)
+    tensors: dict[str, Any] = {"q": q, "k": kv, "v": kv[:, :LATENT], "seen": seen}
+    return Attended(o, i, rows=i, scale=o.scale, fp8=o.kv.dtype, parts=evenly(len(kv), 4), **tensors)
 
 
 ATTENTION = AttentionOp(
@@ -52,11 +53,11 @@ ATTENTION = AttentionOp(
 
 # Wrong tokens, pages and page tables
 
-Slots = Callable[[Attended], torch.Tensor]
+SlotsRead = Callable[[Attended], torch.Tensor]
 """Maps what a right kernel reads to the rows of the cache that a wrong one reads, int64 [n]."""
 
 
-def changed(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Slots:
+def changed(change: Callable[[torch.Tensor, int], torch.Tensor]) -> SlotsRead:
     """change: maps (right slots [length], tokens of a page) to other slots"""
     return lambda a: change(a.operands.token_slots(a.sequence), a.operands.page)
 
@@ -72,12 +73,9 @@ def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
     return put(slots, slice(start, start + page), before[: len(slots) - start])  # a last page may be shorter
 
 
-def by_table(a: Attended, added_tokens: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """The slots of a sequence's tokens and of some behind the last one, with page numbers cast to `dtype`."""
-    o = a.operands
-    i = a.sequence
-    tokens = min(o.host_lengths[i] + added_tokens, o.page_table.shape[1] * o.page)
-    token = torch.arange(tokens, device=o.q.device)
+def by_table(o: MlaDecodeOperands, i: int, tokens: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """The slots of so many tokens by row i of the page table, with page numbers cast to `dtype`."""
+    token = torch.arange(min(tokens, o.page_table.shape[1] * o.page), device=o.q.device)
     page = o.page_table[i, token // o.page].to(dtype).long() % len(o.kv)
     return page * o.page + token % o.page
 
@@ -94,12 +92,10 @@ def consecutive_sequences(a: Attended) -> torch.Tensor:
     return consecutive(a, sum(math.ceil(length / o.page) for length in o.host_lengths[: a.sequence]))
 
 
-SLOTS: Mapping[str, Slots] = {
+SLOTS: Mapping[str, SlotsRead] = {
     "page table ignored": lambda a: consecutive(a, 0),
     "page table ignored and sequences packed": consecutive_sequences,
-    "page table of the first sequence": lambda a: by_table(
-        replace(a, sequence=0), added_tokens=len(a.k) - a.operands.host_lengths[0]
-    ),
+    "page table of the first sequence": lambda a: by_table(a.operands, 0, len(a.k)),
     "first page alone": changed(lambda slots, page: slots[:page]),
     "first token left out": changed(lambda slots, page: slots[1:]),
     "last page left out": changed(lambda slots, page: slots[: (len(slots) - 1) // page * page]),
@@ -107,16 +103,16 @@ SLOTS: Mapping[str, Slots] = {
     "page read twice in place of the next": changed(page_read_twice),
     "last token left out": changed(lambda slots, page: slots[:-1]),
     "last token counted twice": changed(lambda slots, page: torch.cat([slots, slots[-1:]])),
-    "one token too many": partial(by_table, added_tokens=1),
+    "one token too many": lambda a: by_table(a.operands, a.sequence, len(a.k) + 1),
     "tokens of the previous sequence": lambda a: a.operands.token_slots(a.sequence - 1),
-    "page numbers in 16 bits with a sign": partial(by_table, dtype=torch.int16),
+    "page numbers in 16 bits with a sign": lambda a: by_table(a.operands, a.sequence, len(a.k), torch.int16),
 }
 # Mistakes of SLOTS whose errors are near the limit of calls that round to FP8.
 SLOTS_IN_FP8 = ("last page left out", "page in the middle left out", "page read twice in place of the next")
 
 
-def of_slots(slots: Slots, call: Callable[[Attended], torch.Tensor]) -> Wrong:
-    return lambda a: call(read(a.operands, a.sequence, slots(a)))
+def of_slots(slots_read: SlotsRead, output: Wrong) -> Wrong:
+    return lambda a: output(read(a.operands, a.sequence, slots_read(a)))
 
 
 def with_empty_part(parts: list[PartResult]) -> torch.Tensor:
@@ -129,7 +125,7 @@ def unused_slots_weigh_0(a: Attended) -> torch.Tensor:
     """The slots behind the last token, up to the end of the next page, have a weight of 0, but hold NaN."""
     length, page = len(a.k), a.operands.page
     end = (math.ceil(length / page) + 1) * page
-    with_unused = read(a.operands, a.sequence, by_table(a, added_tokens=end - length))
+    with_unused = read(a.operands, a.sequence, by_table(a.operands, a.sequence, end))
     scores = with_unused.scores
     scores[:, length:] = -math.inf
     return with_unused.by_softmax(scores)
@@ -141,14 +137,19 @@ Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
 """Maps what is read and query rows, token * heads + head, to the last key that each row sees [rows]."""
 
 
+def token_edge(a: Attended, token: torch.Tensor) -> torch.Tensor:
+    """The last key that each query token should see."""
+    return len(a.k) - a.operands.sizes.q + token
+
+
 def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:
     """The last key that each row should see."""
-    return len(a.k) - a.operands.sizes.q + row // a.operands.heads
+    return token_edge(a, row // a.operands.heads)
 
 
 EDGES: Mapping[str, Edge] = {
-    "query tokens see all keys": lambda a, row: torch.full_like(row, len(a.k)),
-    "all query tokens have the first one's edge": lambda a, row: edge(a, torch.zeros_like(row)),
+    "query tokens see all keys": lambda a, row: torch.full_like(row, len(a.k) - 1),
+    "all query tokens have the first one's edge": lambda a, row: token_edge(a, torch.zeros_like(row)),
     "causal edge one short": lambda a, row: edge(a, row) - 1,
     "causal edge one long": lambda a, row: edge(a, row) + 1,
     "causal edge one short for one token": lambda a, row: (
@@ -157,8 +158,8 @@ EDGES: Mapping[str, Edge] = {
     "causal edge of a length without the query tokens": lambda a, row: edge(a, row) - a.operands.sizes.q,
     "causal edge of the first sequence": lambda a, row: edge(a, row) - len(a.k) + a.operands.host_lengths[0],
     "causal edge from the top left": lambda a, row: row // a.operands.heads,
-    "causal edge by row instead of token": lambda a, row: edge(a, row * a.operands.heads),
-    "causal edge by row modulo q": lambda a, row: edge(a, row % a.operands.sizes.q * a.operands.heads),
+    "causal edge by row instead of token": token_edge,
+    "causal edge by row modulo q": lambda a, row: token_edge(a, row % a.operands.sizes.q),
     "causal edges in reverse order": lambda a, row: edge(a, row.flip(0)),
     "causal edge of the first row in a tile of 32": lambda a, row: edge(a, row // 32 * 32),
     "causal mask in the last page alone": lambda a, row: edge(a, row).clamp(
@@ -211,8 +212,10 @@ def stored_one_early(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended
 
 
 def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
-    """Each query token is made a sequence, which has the length and the pages of another one."""
-    return replace(read(o, (i * o.sizes.q + token) % len(o.q)), q=read(o, i).q), token
+    """Each query token is made a sequence. For that the list of sequences is repeated as a whole, not each
+    sequence by itself, so that a token gets the length and the pages of another sequence."""
+    other = (i * o.sizes.q + token) % len(o.q)
+    return replace(read(o, other), q=read(o, i).q), token
 
 
 def of_queries(change: Callable[[MlaDecodeOperands, int], torch.Tensor]) -> Wrong:
@@ -221,19 +224,21 @@ def of_queries(change: Callable[[MlaDecodeOperands, int], torch.Tensor]) -> Wron
 
 
 def log_sums_head_major(a: Attended) -> torch.Tensor:
+    """Log-sums [parts, rows, 1] are read as if row were head * tokens + token."""
     shape = (a.operands.heads, a.operands.sizes.q)
-    return combined(lambda log_sums: log_sums.unflatten(1, shape).transpose(1, 2).flatten(1, 2))(a)
+    wrong = combined(lambda log_sums: log_sums.unflatten(1, shape).transpose(1, 2).flatten(1, 2))
+    return wrong(a)
 
 
-def short_last_part(of_none: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
-    """The last part has q - 1 keys at most, so that the first query token sees none of it. of_none: maps the
-    part's values to the log-sum and the result of a query row that sees none of its keys"""
+def short_last_part(of_unseen: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
+    """The last part has q - 1 keys at most, so that the first query token sees none of it. of_unseen: maps
+    the part's values to the log-sum and the result of a query row that sees none of its keys"""
 
     def wrong(a: Attended) -> torch.Tensor:
         start = max(1, len(a.k) - a.operands.sizes.q + 1)
         scores = a.scores
         log_sum, result = attend(scores[:, start:], a.v[start:])
-        wrong_log_sum, wrong_result = of_none(a.v[start:])
+        wrong_log_sum, wrong_result = of_unseen(a.v[start:])
         sees_none = log_sum == -math.inf
         log_sum = torch.where(sees_none, wrong_log_sum, log_sum)
         result = torch.where(sees_none, wrong_result, result)
@@ -279,6 +284,7 @@ OWN_MISTAKES: Mapping[str, Wrong] = {
     ).out(),
 }
 
+# Calls that round q and the softmax weights to FP8 themselves
 OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "queries in e5m2": in_fp8(query=E5M2),
     "weights up to 2^10 saturated": in_fp8(how=Arithmetic(headroom=10.0)),
@@ -290,7 +296,6 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(truncated_to, 5))),
     **{name: of_slots(SLOTS[name], Attended.in_fp8) for name in SLOTS_IN_FP8},
 }
-"""Calls that round q and the softmax weights to FP8 themselves."""
 
 
 MISTAKES: tuple[Mistake, ...] = (

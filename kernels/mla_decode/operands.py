@@ -13,7 +13,7 @@ from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds, draw_normal
 from kernels.support import Support, need
-from shapes.case import MOST_QUERIES as MOST_QUERIES
+from shapes.case import MOST_QUERIES
 from shapes.lengths import parse_span, spread
 
 LATENT = 512
@@ -88,24 +88,22 @@ def takes(
     """The function that a row declares as `fits`. By default the row takes all sizes with one query token.
 
     kv: the only dtype of the cache that the row takes
-    page_multiple_of, page_divides: a number of tokens, of which a page is a multiple or which it divides
+    page_multiple_of, page_divides: a page's tokens are to be a multiple of the one, and to divide the other
     most_q: the most query tokens; why_most_q: the reason for it, for refusals"""
     dtype_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
     queries_taken = "1 query token" if most_q == 1 else f"{most_q} query tokens"
     why = f": {why_most_q}" if why_most_q else ""
 
     def fits(sizes: MlaDecodeSizes) -> Support:
-        kv_fits = not kv or sizes.kv == kv
         heads_fit = not most_heads or sizes.heads <= most_heads
-        page_fits = not page_divides or page_divides % sizes.page == 0
+        is_multiple = sizes.page % page_multiple_of == 0
+        divides = not page_divides or page_divides % sizes.page == 0
         return Support.all_of(
-            need(kv_fits, f"takes {dtype_taken}, not {sizes.kv}"),
+            need(not kv or sizes.kv == kv, f"takes {dtype_taken}, not {sizes.kv}"),
             need(sizes.q <= most_q, f"takes {queries_taken}, not {sizes.q}{why}"),
             need(heads_fit, f"takes up to {most_heads} heads, not {sizes.heads}"),
-            need(
-                sizes.page % page_multiple_of == 0, f"needs a page that is a multiple of {page_multiple_of}"
-            ),
-            need(page_fits, f"needs a page that divides {page_divides}"),
+            need(is_multiple, f"needs a page that is a multiple of {page_multiple_of}"),
+            need(divides, f"needs a page that divides {page_divides}"),
         )
 
     return fits
@@ -198,8 +196,8 @@ class MlaDecodeOperands(Operands):
 
 
 SPARE_PAGES = 3  # pages of the cache without tokens: the one of NaN that pads the table, and two others
-# Scales of an FP8 cache: the largest number of either format means about 15, which is three standard
-# deviations beyond the mean of any channel.
+# Scales of an FP8 cache. With them the largest number of either format means about 15: three standard
+# deviations above the means of all channels, also of those of the rope part, which `_add_landmarks` shifts.
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
 # The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q.
 SHIFTING_CHANNEL = WIDTH - 1
@@ -234,9 +232,9 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     - Sharpness differs by head, from flat to peaked (the standard deviation of scores is 0.3 to 8), so that a
       wrong scale, a combine without rescaling and a lost page show.
     - The first token of each sequence and its query tokens are landmarks. The even heads give each landmark
-      about a sixteenth of the weight of all ordinary tokens together, and as much to a row of zeros that a
-      mask lets in, so that a length or a causal edge off by one shows at any context. In the odd heads a lost
-      page shows.
+      about a sixteenth of the weight of all ordinary tokens together. They would give as much to a row of
+      zeros, if a mask let one in. So a length or a causal edge that is off by one shows at any context. In
+      the odd heads a lost page shows.
     - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
       does not (in a bf16 cache only: the largest number of e4m3 is 448).
     - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
@@ -310,7 +308,7 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
     in the even heads and 0 in the odd ones, a landmark becomes 0, and any other row so far below 0 that it
     scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
 
-    direction: [batch, 64] of any length"""
+    direction: [batch, 64], of any norm"""
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
     unit_of_rows = unit[:, None, None, :]

@@ -4,8 +4,7 @@
 
 q is 1 where a step makes one token of each sequence, and 1 + draft tokens where it verifies drafts. The cache
 holds these q tokens too. All heads of a rank share one cached row of 576 = 512 latent + 64 rope values per
-token; the latent part is also the value. scale = 1/sqrt(192), because queries and keys are 128 + 64 wide
-before absorption (DeepSeek-V3 technical report, section 2.1.1)."""
+token; the latent part is also the value. scale = 1/sqrt(192), from the 128 + 64 columns before absorption."""
 
 from __future__ import annotations
 
@@ -25,20 +24,20 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
 
     sigma_fp8 is the sigma of a call that rounds q and the softmax weights to FP8. The root mean square error
     of a weight is 2^-4 / sqrt(3) of the weight. An error d of q (formats.rounding_deviation) changes score j
-    of the head by d . kv_j, and so the output by d . C to first order, where C = sum_j p_j kv_j (v_j - out)
-    is the covariance under the weights. d is doubled: where two tokens share all the weight, the errors of a
-    row are multiples of one normally distributed number, which reaches 5 standard deviations in millions of
-    rows. First order holds for scores whose standard deviation is up to 8, not for 60."""
+    of the head by d . kv_j, and so the output, to first order, by d . sum_j p_j kv_j (v_j - out). That holds
+    for scores as small as those of `generate`. d is doubled: where two tokens share all the weight, the
+    errors of a row are multiples of one normally distributed number, and this reaches 5 standard deviations
+    in millions of rows."""
     o = operands
-    rows = _sampled_rows(o, max_flops, offset)
-    sequences = range(len(o.host_lengths)) if rows is None else rows
+    sampled = _sampled_sequences(o, max_flops, offset)
+    sequences = range(len(o.host_lengths)) if sampled is None else sampled
     shape = len(sequences), *o.q.shape[1:3], LATENT
     results = attention.empty_results(shape, torch.float64, o.q.device, o.is_fp8)
     for i, sequence in enumerate(sequences):
         for target, result in zip(results, _attend(o, sequence), strict=True):
             target[i] = result.view_as(target[i])
-    value, sigma, *sigma_fp8_and_even = results  # the latter on an FP8 cache alone
-    return Reference(value, sigma, rows, *sigma_fp8_and_even)
+    value, sigma, *sigma_fp8_and_even = results  # these two, the last fields of Reference, for FP8 alone
+    return Reference(value, sigma, sampled, *sigma_fp8_and_even)
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
@@ -67,20 +66,19 @@ def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
     of_q = []
     for row in range(len(p)):
         weighted = p[row, :, None] * (v[:, :LATENT] - out[row])
-        of_q.append(through_scores(q_variance[row], kv, weighted))
+        of_q.append(variance_from_q(q_variance[row], kv, weighted))
     independent = of_weights + torch.stack(of_q)
     sigma_fp8 = (variance + independent + common).sqrt()
     return value, variance.sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
-def _sampled_rows(o: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
-    """The sequences that the reference computes, ascending; None for all. The first dimension of the output
-    counts sequences, so that they are its rows here."""
+def _sampled_sequences(o: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
+    """The sequences that the reference computes, ascending; None for all. They are `Reference.rows`."""
     lengths = o.host_lengths
     query_rows = o.q.shape[1] * o.heads  # of a sequence
 
     def flops(sequence: int) -> float:
-        # On an FP8 cache `through_scores` takes most of them.
+        # On an FP8 cache `variance_from_q` takes most of them.
         of_q_variance = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
         return 2.0 * query_rows * lengths[sequence] * (WIDTH + LATENT + of_q_variance)
 
@@ -88,16 +86,17 @@ def _sampled_rows(o: MlaDecodeOperands, max_flops: float, offset: float) -> list
     return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, query_rows * LATENT)
 
 
-def through_scores(q_variance: torch.Tensor, kv: torch.Tensor, weighted: torch.Tensor) -> torch.Tensor:
-    """The variance of a query row's output [512] that errors of q cause: in column j
-    sum_i q_variance_i (sum_t kv_ti weighted_tj)^2. It sums over the tokens t or over the columns i first,
-    whichever is less work.
+def variance_from_q(q_variance: torch.Tensor, kv: torch.Tensor, weighted: torch.Tensor) -> torch.Tensor:
+    """The variance of a query row's output [512] that errors of q cause by way of the scores: in column j
+    sum_i q_variance_i (sum_t kv_ti weighted_tj)^2. With few tokens it takes less work to multiply the square
+    out and to sum over i first.
 
     q_variance: of scale * q, [576]; kv: [tokens, 576]; weighted: p_t (v_t - out), [tokens, 512]; all fp32"""
     tokens, width = kv.shape
     if tokens * (width + weighted.shape[1]) > width * weighted.shape[1]:
         return q_variance @ (kv.T @ weighted).square_()
-    return (weighted * ((kv * q_variance @ kv.T) @ weighted)).sum(0).clamp_(min=0)
+    of_token_pairs = (kv * q_variance) @ kv.T
+    return (weighted * (of_token_pairs @ weighted)).sum(0).clamp_(min=0)
 
 
 class MlaDecode(Op):
@@ -141,14 +140,14 @@ class MlaDecode(Op):
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
         """The worst rows of 200 random cases, in sigma: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with
         bf16 partial results too, 1.75 where weights are rounded after they were normalised
-        (tests/kernels/mla_decode/right_arithmetic.py). A limit of 2 passes those and nothing coarser: weights
-        in fp8 reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single elements
-        among millions reach 4 to 5 times their row's error.
+        (tests/kernels/mla_decode/right_arithmetic.py). The limit `row` passes those and nothing coarser:
+        weights in fp8 reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single
+        elements among millions reach 4 to 5 times their row's error (`element`).
 
         In sigma_fp8, the worst rows of right calls reach 1.3, and those of a call that loses the last page 4
-        times the limit. Over all even rows right calls err by 0.56 at most, and their outputs are up to 0.6
-        percent too large or too small; calls with e5m2 in place of e4m3 err by 0.63 or more, and truncated
-        weights make the output 3 percent too small (mistakes.py).
+        times the limit. Over all even rows right calls err by 0.56 at most, and calls with e5m2 in place of
+        e4m3 by 0.63 or more (`noise`). Outputs of right calls are up to 0.6 percent too large or too small,
+        and truncated weights make them 3 percent too small (`bias`; mistakes.py).
 
         With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
         8 to 12 even rows, of one short sequence; over these right calls err by up to 0.655."""

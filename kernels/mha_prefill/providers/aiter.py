@@ -35,7 +35,7 @@ TRITON = Function(
     needs=VARLEN,
 )
 PER_TENSOR = of_mha("flash_attn_varlen_fp8_pertensor_func", needs=f"{VARLEN} {DESCALES}")
-# Arguments of the asm and the CK function that `flash_attn_varlen_func` has not. They have no defaults there;
+# Arguments that the asm and the CK function have and `flash_attn_varlen_func` has not. They have no defaults;
 # these values switch off what they stand for.
 SWITCHED_OFF = {
     "min_seqlen_q": 0,
@@ -55,7 +55,7 @@ OPUS = Function(
     "aiter.fmha_fwd_bf16_opus_varlen_fwd",
     needs="q k v out softmax_scale causal seqstart_q seqstart_k max_seqlen_q max_seqlen_k",
 )
-# From 0.1.16 on the dispatching call imports this on all architectures.
+# From 0.1.16 on the dispatching call imports this on all architectures, and fails without the module flydsl.
 FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
 
 
@@ -71,7 +71,8 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
 def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it. It runs asm v3 on gfx942; on gfx950 OPUS (0.1.18
     or later) and else asm v3; and CK, which truncates, where none of them fits."""
-    with contextlib.suppress(BindingError):  # an AITER that has no such function
+    # Raises Unsupported without flydsl. Versions of AITER without the function do not need it.
+    with contextlib.suppress(BindingError):
         FLYDSL.find()
     return bound(DISPATCH, operands, out)
 
@@ -85,7 +86,7 @@ def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     fits=lambda sizes: Support.all_of(
         takes("bf16")(sizes),
         need(
-            sizes.longest[1] * sizes.heads * WIDTH * 2 < 1 << 32,
+            sizes.most_keys * sizes.heads * WIDTH * 2 < 1 << 32,
             "its byte offsets within a sequence's keys end at 4 GiB",
         ),
     ),
@@ -163,6 +164,7 @@ def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
 
 TILE_ROWS = 256  # query rows of its tiles
 TILE_KEYS = 128  # keys of its tiles
+MOST_UNITS = 256  # compute units of an MI350X or MI355X
 # Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 REDUCED = "reduce_indptr reduce_final_map reduce_partial_map"
@@ -189,10 +191,10 @@ PERSISTENT = Function(
 
 
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:
-    """The bytes of partial results of split tiles, as many as the library reserves on 256 compute units at
-    most; of the rows' sums of exponentials; and of a page number for each key."""
-    most_new, _ = sizes.longest
-    partial_rows = min(sizes.batch + 255, 510) * math.ceil(most_new / TILE_ROWS) * TILE_ROWS
+    """The bytes of partial results of split tiles, as many as get_ps_metadata_info_v1 reserves at most; of
+    the rows' sums of exponentials; and of a page number for each key."""
+    partials = min(sizes.batch + MOST_UNITS - 1, 2 * (MOST_UNITS - 1))
+    partial_rows = partials * math.ceil(sizes.most_new / TILE_ROWS) * TILE_ROWS
     return sizes.heads * 4 * (partial_rows * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
 
 

@@ -48,6 +48,8 @@ NODE = tuple(
     Function(f"cudnn.Tensor.{setter}", f"cudnn.tensor.{setter}", positions=1)
     for setter in ("set_uid", "set_output", "set_dim", "set_stride", "set_data_type", "set_ragged_offset")
 )
+CONTEXT = (*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM)
+SYMBOLS = (*CONTEXT, GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE)
 
 
 @implementation(
@@ -58,10 +60,7 @@ NODE = tuple(
     "FP8: cuDNN 9.19 or later, sm_100 or later",
     archs=("sm_90", *vendor.BLACKWELL, "sm_120"),  # which take ragged sequences
     activations="fp8",
-    symbols=(
-        *(*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM),
-        *(GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE),
-    ),
+    symbols=SYMBOLS,
     fits=takes("bf16", "fp8"),
     # A guess: a plan's workspace is known only when it is built, and those of forward plans have been small.
     workspace=lambda sizes: 32 << 20,
@@ -113,7 +112,8 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
 
 def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     """A graph of cudnn, and its tensors by their numbers in it. A call gets the tensors."""
-    types, tensors = DATA_TYPE.find(), dict[int, torch.Tensor]()
+    types = DATA_TYPE.find()
+    tensors: dict[int, torch.Tensor] = {}
     data_types = {
         torch.bfloat16: types.BFLOAT16,
         torch.float8_e4m3fn: types.FP8_E4M3,
@@ -139,12 +139,11 @@ def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any
         return node(values.view(-1, 1, 1, 1), [len(values), 1, 1, 1], [1] * 4)
 
     heads = o.q.shape[1]
-    most_new, most_keys = o.sizes.longest
     ragged = {
-        "q": (o.cu_q, most_new, WIDTH),
-        "k": (o.cu_k, most_keys, WIDTH),
-        "v": (o.cu_k, most_keys, VALUE),
-        "out": (o.cu_q, most_new, VALUE),
+        "q": (o.cu_q, o.sizes.most_new, WIDTH),
+        "k": (o.cu_k, o.sizes.most_keys, WIDTH),
+        "v": (o.cu_k, o.sizes.most_keys, VALUE),
+        "out": (o.cu_q, o.sizes.most_new, VALUE),
     }
     shapes, begins = {}, {}
     for name, (starts, tokens, width) in ragged.items():
@@ -167,7 +166,7 @@ def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any
         attended, _ = SDPA.bind(method_of=graph, **nodes, **options)()
     else:
         # The operands' descales, and factors for the weights and the output.
-        scales = {f"descale_{name[0]}": descale for name, descale in o.descales.items()}
+        scales = {"descale_q": o.q_descale, "descale_k": o.k_descale, "descale_v": o.v_descale}
         for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
             scales[name] = torch.full((1,), scale, device=o.q.device)
         scale_nodes = {name: small(scale) for name, scale in scales.items()}

@@ -39,8 +39,8 @@ PLAN_CUDNN = PLAN.needing(
 )
 RUN = method("run", needs="q k v out")
 RUN_FP8 = RUN.needing("q_scale k_scale v_scale", when="dtype=fp8")
-# `lse_base` came in 0.7.1, together with offsets for cuDNN that count tokens: it tells these versions.
-RUN_0_7_1 = method("run", wishes="lse_base")
+# 0.7.1 brought `lse_base`, and offsets for cuDNN that count tokens: where there is the first, use the second.
+RUN_WITH_LSE_BASE = method("run", wishes="lse_base")
 TRTLLM = Function(
     "flashinfer.prefill.trtllm_ragged_attention_deepseek",
     "flashinfer.trtllm_ragged_attention_deepseek",
@@ -71,13 +71,13 @@ class Fa2(FlashInfer):
         return self.planned(o, out, PLAN_FP8 if o.is_fp8 else PLAN)
 
     def planned(
-        self, o: MhaPrefillOperands, out: torch.Tensor, plan: Function, **lengths: torch.Tensor
+        self, o: MhaPrefillOperands, out: torch.Tensor, plan: Function, **of_plan: torch.Tensor
     ) -> Call:
         room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
         backend = self.name.removeprefix("flashinfer.")
         wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()
         scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
-        bound(plan, o, out, method_of=wrapper, o_data_type=out.dtype, **lengths)()
+        bound(plan, o, out, method_of=wrapper, o_data_type=out.dtype, **of_plan)()
         return bound(RUN_FP8 if o.is_fp8 else RUN, o, out, method_of=wrapper, **scales)
 
 
@@ -123,7 +123,7 @@ class CudnnGraph(Fa2):
 
     def prepare(self, o: MhaPrefillOperands, out: torch.Tensor) -> Call:
         offsets = {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k, "v_indptr": o.cu_k, "o_indptr": o.cu_q}
-        if not RUN_0_7_1.takes("lse_base"):
+        if not RUN_WITH_LSE_BASE.takes("lse_base"):
             widths = {"qo_indptr": WIDTH, "kv_indptr": WIDTH, "v_indptr": VALUE, "o_indptr": VALUE}
             offsets = {name: offset * (o.q.shape[1] * widths[name]) for name, offset in offsets.items()}
         lengths = {"seq_lens": o.cu_k.diff().view(-1, 1, 1, 1), "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1)}
@@ -165,8 +165,9 @@ def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 
 def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **further: Any) -> Call:
-    """A version that looks for empty sequences would ask the device for the lengths in every call: it is told
-    that there are none, as by vLLM, or else it gets the lengths on the host."""
+    """The call of `trtllm_ragged_attention_deepseek`, which has several kernels behind it."""
+    # A version that looks for empty sequences would ask the device for the lengths in every call: it is told
+    # that there are none, as by vLLM, or else it gets the lengths on the host.
     if TRTLLM.takes("skip_all_rows_active_check"):
         further["skip_all_rows_active_check"] = True
     else:

@@ -26,10 +26,9 @@ ROWS = 256  # query rows at once: the scores of a whole sequence would not fit i
 def naive_bytes(sizes: MhaPrefillSizes) -> int:
     """The bytes of the keys and values of the longest sequence, twice, and for ROWS rows three times those of
     scores, queries and results. All are fp32."""
-    _, longest = sizes.longest
     per_key = 2 * (WIDTH + VALUE)
-    of_rows = 3 * ROWS * (longest + 2 * WIDTH + 2 * VALUE)
-    return 4 * sizes.heads * (longest * per_key + of_rows)
+    of_rows = 3 * ROWS * (sizes.most_keys + 2 * WIDTH + 2 * VALUE)
+    return 4 * sizes.heads * (sizes.most_keys * per_key + of_rows)
 
 
 @implementation("torch.naive", requires="torch", rebinds=True, scratch=naive_bytes)
@@ -44,22 +43,13 @@ def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
             for first in range(0, sequence.new, ROWS):
                 begin = sequence.queries.start + first
                 rows = slice(begin, min(begin + ROWS, sequence.queries.stop))
-                position = sequence.prefix + first + key[: rows.stop - rows.start, None]
+                own_key = sequence.prefix + first + torch.arange(rows.stop - begin, device=k.device)[:, None]
                 q = o.q[rows].float().transpose(0, 1)
-                out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
+                scores = q @ k.transpose(1, 2) * o.score_scale
+                weights = scores.masked_fill(key > own_key, float("-inf")).softmax(-1)
+                out[rows] = (weights @ v).transpose(0, 1)
 
     return call
-
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """The output [heads, rows, 128] by product, mask, softmax and product, all in fp32.
-
-    q: [heads, rows, 192]; k: [heads, keys, 192]; v: [heads, keys, 128]
-    hidden: true where the mask hides a key, bool [rows, keys]"""
-    scores = q @ k.transpose(1, 2) * scale
-    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
 
 class Sdpa(Implementation):
@@ -88,9 +78,9 @@ class Sdpa(Implementation):
         return of_v + 2 * sizes.heads * (sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE))
 
     def scratch(self, sizes: MhaPrefillSizes) -> int:
-        """The mask of the longest sequence, written out, and the call's own output for it."""
-        longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
-        return longest + sizes.longest[0] * sizes.heads * WIDTH * 2
+        """The mask of the longest sequence, as bools and as bf16, and the call's own output for it."""
+        masks = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
+        return masks + sizes.most_new * sizes.heads * WIDTH * 2
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         """With FP8 operands the call first makes them bf16."""
@@ -98,7 +88,7 @@ class Sdpa(Implementation):
         if not o.is_fp8:
             return self.in_bf16(o, out)
         in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
-        no_descales = dict.fromkeys(o.descales)
+        no_descales = dict.fromkeys(o.descales)  # those of q and k go into the scale, that of v into v
         inner = self.in_bf16(o.replaced(**in_bf16, **no_descales, scale=o.score_scale), out)
         inputs = inner.inputs()
 
@@ -219,7 +209,8 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     v = padded(o.v)
 
     def call() -> None:
-        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.sizes.longest, **options)[..., :VALUE])
+        most = (o.sizes.most_new, o.sizes.most_keys)
+        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *most, **options)[..., :VALUE])
 
     return Prepared(o, out, call, inputs=inputs_with(o, v))
 
@@ -236,7 +227,8 @@ MOST_SHAPES = 256  # for which one process may compile; torch would run those be
     available=lambda platform: platform.compiler(),
     per_size=True,
     fits=takes("bf16"),
-    # The mask's tables, with those of the backward pass, which torch makes too.
+    # First and own keys of rows; the mask's four tables, of which torch makes two for the backward pass. All
+    # are int64 at first.
     workspace=lambda sizes: (
         sizes.queries * 16 + (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1) * 4 * 8
     ),

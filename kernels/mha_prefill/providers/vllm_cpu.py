@@ -25,7 +25,7 @@ ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
     rebinds=True,
     fits=takes("bf16"),
     # The table of rows, and copies of the new tokens' keys and values.
-    workspace=lambda sizes: 8 * sizes.batch * sizes.longest[1] + new_tokens_bytes(sizes),
+    workspace=lambda sizes: 8 * sizes.batch * sizes.most_keys + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): it attends to the cached keys, whose rows a table gives,
@@ -33,22 +33,21 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     them, AVX-512 where not. vLLM's backend AMX_MLA calls it absorbed, on the latents; SGLang's backend
     `intel_amx` calls it as here, with heads."""
     k, v, update = new_tokens(o)
-    most_new, longest = o.sizes.longest
-    table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
+    table = torch.zeros(len(o.sequences), o.sizes.most_keys, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):
         row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
     table_rows = torch.arange(len(o.sequences))
     lengths = torch.tensor([s.length for s in o.sequences])
     new = torch.tensor([s.new for s in o.sequences])
-    arguments = (o.q, k, v, out, o.k, o.v, table, table_rows, lengths, new, o.cu_q[:-1].long(), most_new)
+    tables = (table, table_rows, lengths, new, o.cu_q[:-1].long(), o.sizes.most_new)
     # The last five are logit_cap, is_cross_attn, sliding_window_size, encoder_lens and sinks.
-    call = EXTEND.bind(*arguments, o.scale, 0.0, False, 0, None, None)
+    call = EXTEND.bind(o.q, k, v, out, o.k, o.v, *tables, o.scale, 0.0, False, 0, None, None)
     return Prepared(o, out, call, after_load=update)
 
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
     """The bytes of the longest sequence's scores, three times, mask and operands, and of two outputs."""
-    longest, _ = sizes.longest
+    longest = sizes.most_new  # no keys are cached
     scores = longest * longest * (3 * 4 * sizes.heads + 1)
     operands = longest * sizes.heads * 4 * (2 * WIDTH + 3 * VALUE)
     return scores + operands + 4 * sizes.queries * sizes.heads * VALUE
@@ -74,4 +73,5 @@ def dense(o: MhaPrefillOperands, out: None) -> Call:
     # Without the engine's settings that its constructor wants: the function reads the scale alone.
     backend = backend_class.__new__(backend_class)
     backend.scale = o.score_scale
-    return ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, True, False, method_of=backend)
+    is_causal, returns_log_sums = True, False
+    return ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, is_causal, returns_log_sums, method_of=backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Transposed values ("turned" below) have a row for each column of v, in which the keys of a sequence are side
-# by side. Each sequence is filled up to a multiple of so many keys, which a step divides.
+# by side. Each sequence is filled up to a multiple of PAD keys, so that the steps of a program are whole.
 PAD = 128
 
 
@@ -49,19 +49,17 @@ def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
 # the fastest instruction, and no product is serialised. On AMD two programs fit on a compute unit, for which
 # Triton 3.6 leaves registers only with `waves`.
 HEURISTIC = {
-    "cuda bf16": FlashConfig(128, 128, warps=8, stages=2),
-    "cuda fp8": FlashConfig(128, 128, warps=8, stages=2),
+    "cuda": FlashConfig(128, 128, warps=8, stages=2),
     "sm_90 fp8": FlashConfig(128, 64, warps=4, stages=3, turned=True),
     "rocm bf16": FlashConfig(128, 32, warps=4, stages=3, instruction=32, waves=2),
     "rocm fp8": FlashConfig(128, 64, warps=4, stages=2, instruction=32, waves=2),
     "gfx942 bf16": FlashConfig(128, 32, warps=4, stages=1, instruction=32, waves=2),
     "gfx942 fp8": FlashConfig(128, 64, warps=4, stages=1, instruction=32, waves=2, turned=True),
-    "cpu bf16": FlashConfig(128, 128),
-    "cpu fp8": FlashConfig(128, 128),
+    "cpu": FlashConfig(128, 128),
 }
 
 
-def columns(keys: int, batch: int) -> int:
+def turned_columns(keys: int, batch: int) -> int:
     """The columns of turned values [heads * 128, columns]: an upper bound, as each sequence begins at a
     multiple of PAD. keys: of all sequences"""
     return (keys // PAD + batch) * PAD
@@ -76,20 +74,17 @@ class FlashVarlen(SuiteTriton):
     """There is a program for each tile of a sequence's query rows. Blocks of keys above the diagonal are
     skipped, and only those on it are masked. q and k are multiplied in parts of 128 and 64 columns, so that
     nothing is padded. FP8 operands enter FP8 products; the softmax weights are rounded to FP8 too, scaled up
-    to use the format's range.
-
-    Equal inputs give equal bits at each call, however many compute units there are: one program sums all keys
-    of a row, in order. Another configuration rounds elsewhere."""
+    to use the format's range."""
 
     name = "triton.flash_varlen"
     Config = FlashConfig
     activations = "fp8"
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
-        """Tiles of fewer than twice the rows of the longest sequence, and of at least an instruction's rows
-        for each warp. With two programs of four warps on a compute unit one runs while the other waits; one
-        program of eight warps reads half as much. Steps of many keys wait less often."""
-        longest, _ = sizes.longest
+        """Tiles of fewer than twice as many rows as the most new tokens of a sequence, and of at least an
+        instruction's rows for each warp."""
+        # With two programs of four warps on a compute unit one computes while the other waits. One program of
+        # eight warps reads half as much. Steps of many keys wait less often.
         turned = (False, True) if turnable(target, sizes) else (False,)
         if target.kind == "rocm":
             # (rows, warps, waves). Eight warps are two waves of each SIMD anyway.
@@ -100,19 +95,18 @@ class FlashVarlen(SuiteTriton):
         else:
             tiles = [(64, 4, 0), (128, 4, 0), (128, 8, 0)]
             keys, stages, instructions = (32, 64, 128), (2, 3, 4), (0,)
-        for tile, step, depth, instruction, turn in product(tiles, keys, stages, instructions, turned):
-            rows, warps, waves = tile
+        choices = product(tiles, keys, stages, instructions, turned)
+        for (rows, warps, waves), step, depth, instruction, turn in choices:
             # Scores and output alone would fill the 256 registers of each of a warp's 32 threads.
             fills_registers = target.kind == "cuda" and rows * (step + VALUE) >= 256 * 32 * warps
-            if instruction * warps <= rows < 2 * max(64, longest) and not fills_registers:
+            if instruction * warps <= rows < 2 * max(64, sizes.most_new) and not fills_registers:
                 yield FlashConfig(rows, step, warps, depth, instruction, waves, turn)
 
     def heuristic(self, target: Target, sizes: MhaPrefillSizes) -> FlashConfig:
         """By architecture and dtype; with tiles of 64 rows where no sequence has more new tokens."""
-        of_kind = HEURISTIC[f"{target.kind} {sizes.dtype}"]
-        config = HEURISTIC.get(f"{target.arch} {sizes.dtype}", of_kind)
-        most_new, _ = sizes.longest
-        if target.kind != "cpu" and most_new <= 64:
+        names = (f"{target.arch} {sizes.dtype}", f"{target.kind} {sizes.dtype}", target.kind)
+        config = next(HEURISTIC[name] for name in names if name in HEURISTIC)
+        if target.kind != "cpu" and sizes.most_new <= 64:
             return replace(config, rows=64, warps=4, instruction=min(16, config.instruction))
         return config
 
@@ -132,7 +126,7 @@ class FlashVarlen(SuiteTriton):
         """The bytes of the list of programs, and of turned values and the list of their blocks."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)  # of 64 rows or more, 12 bytes each
         bytes_per_column = sizes.heads * VALUE + 1 if sizes.dtype == "fp8" else 0
-        return 12 * programs + columns(sizes.keys, sizes.batch) * bytes_per_column
+        return 12 * programs + turned_columns(sizes.keys, sizes.batch) * bytes_per_column
 
     def interpreted_s(self, sizes: MhaPrefillSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -149,31 +143,24 @@ class FlashVarlen(SuiteTriton):
         import torch
         import triton.language as tl
 
-        from kernels.mha_prefill.triton.flash_jit import flash_kernel, turn_kernel
+        from kernels.mha_prefill.triton.flash_jit import flash_kernel
 
-        prepared, launches = ConfiguredPrepared(operands, out), list[Call]()
+        prepared = ConfiguredPrepared(operands, out)
         o, sizes, device = operands, operands.sizes, out.device
-        q = prepared.readable(o.q)
-        k = prepared.readable(o.k)
-        v = prepared.readable(o.v)
+        q, k, v = (prepared.readable(tensor) for tensor in (o.q, o.k, o.v))
         # How many threads share a row of scores in a matrix instruction (a wave of AMD has 64 threads), and
         # how many neighbouring columns each of them holds.
         lanes, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
-        width = columns(sizes.keys, sizes.batch)
+        width = turned_columns(sizes.keys, sizes.batch)
         shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": lanes, "RUN": run}
         format, headroom = "bf16", 0  # the largest softmax weight of a row is 2 ** headroom
         if o.is_fp8:
             require_format(sizes.fp8, target)
             format, headroom = sizes.fp8, int(math.log2(fp8_format(sizes.fp8).max))
+        prepared.launches = []
         if config.turned:
-            # uint8 [heads * 128, width], FP8 codes as they are: sequence b begins at column
-            # (cu_k[b] // PAD + b) * PAD and is filled up with zeros to a multiple of PAD.
             turned = torch.empty(sizes.heads * VALUE, width, dtype=torch.uint8, device=device)
-            blocks = [(i, start) for i, s in enumerate(o.sequences) for start in range(0, s.length, PAD)]
-            turn = turn_kernel[(sizes.heads, len(blocks))]
-            block_list = torch.tensor(blocks, dtype=torch.int32, device=device)
-            arguments = (o.v.view(torch.uint8), turned, o.cu_k, block_list, width)
-            launches.append(functools.partial(turn, *arguments, **shared))
+            prepared.launches.append(turning(o, turned, shared))
             v = turned.view(v.dtype)
 
         lengths = [(s.prefix, s.new) for s in o.sequences]
@@ -198,8 +185,21 @@ class FlashVarlen(SuiteTriton):
             **options(config.warps, config.stages, config.instruction),
             **({"waves_per_eu": config.waves} if config.waves else {}),
         )
-        prepared.launches = [*launches, flash]
+        prepared.launches.append(flash)
         return prepared
+
+
+def turning(o: MhaPrefillOperands, turned: torch.Tensor, constants: dict[str, int]) -> Call:
+    """The launch that fills `turned`, uint8 [heads * 128, columns], with FP8 codes. Sequence b begins at
+    column (cu_k[b] // PAD + b) * PAD and is filled up with zeros to a multiple of PAD."""
+    import torch
+
+    from kernels.mha_prefill.triton.flash_jit import turn_kernel
+
+    blocks = [(i, start) for i, s in enumerate(o.sequences) for start in range(0, s.length, PAD)]
+    block_list = torch.tensor(blocks, dtype=torch.int32, device=turned.device)
+    arguments = (o.v.view(torch.uint8), turned, o.cu_k, block_list, turned.shape[1])
+    return functools.partial(turn_kernel[(o.sizes.heads, len(blocks))], *arguments, **constants)
 
 
 def descriptors(
@@ -224,19 +224,10 @@ class Tile(NamedTuple):
     first: int  # its first query row, counted from the sequence's first
 
 
-@dataclass(frozen=True)
-class Cache:
-    dies: int  # consecutive programs go to them in turn; each has a cache of its own
-    bytes: int  # the bytes of a die's cache that keys and values may fill
-
-
-# H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4
-# white papers), and consecutive programs go to consecutive XCDs (AITER's remap_xcd).
-CACHES: Mapping[str, Cache] = {
-    "cuda": Cache(1, 32 << 20),
-    "rocm": Cache(8, 4 << 20),
-    "cpu": Cache(1, 32 << 20),
-}
+# Kind of platform -> the dies, to which consecutive programs go in turn, and the bytes of a die's cache that
+# keys and values may fill. H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB
+# of L2 each (CDNA 3 and 4 white papers), and consecutive programs go to consecutive XCDs (AITER's remap_xcd).
+CACHES = {"cuda": (1, 32 << 20), "rocm": (8, 4 << 20), "cpu": (1, 32 << 20)}
 
 
 def order(
@@ -251,13 +242,13 @@ def order(
     On a die heads follow each other in sections. The cache holds the keys and values of a section, so that
     these come from memory once; a head that is too large for it is a section of its own. Within a section the
     tiles with the most keys go first, so that none is left to run alone at the end."""
-    cache = target.pick(CACHES)
-    most_keys = cache.bytes // key_bytes  # of a section
+    dies, cache_bytes = CACHES[target.kind]
+    most_keys = cache_bytes // key_bytes  # of a section
     work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key
-    load = [(0, die) for die in range(cache.dies)]  # a heap of (work so far, die)
-    section = [0] * cache.dies  # the number of each die's last section
-    section_keys = [0] * cache.dies  # the keys in that section so far
-    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(cache.dies)]  # of (section, -keys, tile)
+    load = [(0, die) for die in range(dies)]  # a heap of (work so far, die)
+    section = [0] * dies  # the number of each die's last section
+    section_keys = [0] * dies  # the keys in that section so far
+    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(dies)]  # of (section, keys, tile)
     for sequence in sorted(range(len(lengths)), key=lambda s: -work[s]):
         prefix, new = lengths[sequence]
         for head in range(heads):
@@ -268,8 +259,10 @@ def order(
                 section_keys[die] = 0
             section_keys[die] += prefix + new
             for first in range(0, new, rows):
-                queues[die].append((section[die], -(prefix + first), Tile(head, sequence, first)))
+                queues[die].append((section[die], prefix + first, Tile(head, sequence, first)))
+    tiles = []  # of each die
     for queue in queues:
-        queue.sort(key=lambda entry: entry[:2])  # by section and keys; equal ones stay in order
-    # Consecutive programs go to consecutive dies: one entry of each queue after the other.
-    return [entry[2] for entries in zip_longest(*queues) for entry in entries if entry is not None]
+        queue.sort(key=lambda entry: (entry[0], -entry[1]))  # tiles of as many keys stay in order
+        tiles.append([tile for _, _, tile in queue])
+    # Consecutive programs go to consecutive dies: one tile of each die after the other.
+    return [tile for of_dies in zip_longest(*tiles) for tile in of_dies if tile is not None]

@@ -127,9 +127,9 @@ def _rows(x, blocks, row, column, stride, inside, ROWS: tl.constexpr, COLUMNS: t
 def _in_order_of_registers(
     weights, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr
 ):
-    """The weights in the order of keys that turn_kernel gives to turned values, so that no weight has to move
-    to another thread: in the result of a product, LANES threads in turn hold RUN columns of a row each; in an
-    FP8 operand of a product, they hold 2 * RUN columns each."""
+    """The weights in the order of keys that turn_kernel gives to turned values. With it no weight has to move
+    to another thread, although a row is dealt out to LANES threads in two ways: in the result of a product a
+    thread holds RUN columns side by side before the next thread's begin, in an FP8 operand 2 * RUN."""
     weights = tl.reshape(weights, [BLOCK_M, BLOCK_N // (2 * LANES * RUN), 2, LANES, RUN])
     return tl.reshape(tl.permute(weights, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])
 

@@ -21,19 +21,19 @@ from kernels.attention import arguments_of
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
 from kernels.support import Support, need
 from kernels.vendor import Aiter, is_older
-from shapes.case import Case
+from shapes.case import MOST_QUERIES, Case
 
 # An engine records one page list into its graphs, with room for so many sequences of the server's context
 # length: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
 REQUESTS = {"sglang": 512, "vllm": 1024}
-# A list with more entries than this for each sequence of a call does not change AITER's choice of splits:
-# tried with get_meta_param for 256 and 304 compute units and all batches up to 512.
+# The entries of such a list, for each sequence of a call, beyond which its length no longer changes AITER's
+# choice of splits (get_meta_param on 256 and 304 compute units, with all batches up to 512).
 MOST_ENTRIES = 163_840
 # The most parts into which SGLang has a sequence split (max_split_per_batch) without data-parallel attention.
 SPLITS_OF_SGLANG = 64
@@ -47,7 +47,7 @@ SCHEDULE = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_part
 # The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
 SCHEDULE_TENSORS = ("work_meta_data work_metadata_ptrs", *SCHEDULE.split())
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALES}")
-DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
+DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")  # an empty `when`, as below, means all cases
 PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")
 PERSISTENT_FP8 = PERSISTENT.needing(SCALES, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
@@ -72,7 +72,7 @@ class Asm(Aiter):
     """`mla_decode_fwd`. On an FP8 cache the call rounds q first, as engines do in the kernel before."""
 
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
-    since = "0.1.8"  # older ones leave the result of an FP8 cache that is not split in another tensor
+    since = "0.1.8"  # with an FP8 cache older ones do not write `o` where they split no sequence
     activations = "fp8"
     # Heads -> the first release that is right with one query token; for other heads every release is.
     first_release: ClassVar[Mapping[int, str]] = {}
@@ -92,9 +92,9 @@ class Asm(Aiter):
 
     @staticmethod
     def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
-        """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). gfx942 has
-        kernels of 16 heads, and of 128 with FP8; gfx950 has kernels of any number of heads with bf16, and of
-        powers of two with FP8. AITER folds other heads into query tokens of 16 heads."""
+        """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). On gfx942
+        the kernels of 16 heads take up to 4, and the one of 128 heads with FP8 any number. AITER folds other
+        heads: a group of 16 becomes a sequence. gfx950 has kernels for any number of query tokens."""
         has_many = arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
         return MOST_QUERIES if has_many else 4
 
@@ -113,8 +113,9 @@ def is_before(platform: Platform, release: str) -> bool:
 def is_recent(
     sizes: MlaDecodeSizes, platform: Platform, first: str, first_of_several: str = "0.1.18"
 ) -> Support:
-    """first, first_of_several: the first release that is right with one query token, and with several; empty:
-    any. Before 0.1.18 some releases mask or fold several query tokens wrongly, or have no kernel."""
+    """Whether AITER, where it is installed, is recent enough. first, first_of_several: the first release that
+    is right with one query token, and with several; empty: any. Before 0.1.18 some releases mask or fold
+    several query tokens wrongly, or have no kernel."""
     release = first if sizes.q == 1 else first_of_several
     is_too_old = release != "" and is_before(platform, release)
     reason = f"needs aiter {release} or later for {sizes.q} query tokens of {sizes.heads} heads"
@@ -126,21 +127,19 @@ def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     return layouts.partial_bytes(sizes.rows * splits) + sizes.rows * WIDTH + layouts.cache_bytes(sizes)
 
 
-HEADS_OF_ASM = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
-"""For which heads there are kernels, by the dtype of the cache. A query on an FP8 cache is FP8 too."""
-
-
 def asm_takes_heads(sizes: MlaDecodeSizes) -> Support:
-    heads = HEADS_OF_ASM[sizes.kv]
+    heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)  # for which there are kernels
     return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
 
 
 def most_q_of_asm(sizes: MlaDecodeSizes, arch: str) -> int:
-    """The most query tokens. With FP8 AITER's table of splits limits them, too: it ends at 512 query tokens
-    times heads, and lacks 80, 96 and 112. For 8 heads gfx950 has two kernels of two query tokens, with a
-    causal mask and without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
+    """The most query tokens."""
+    # For 8 heads gfx950 has two kernels of two query tokens, with a causal mask and without: AITER chooses
+    # between them by the order of a hash table (hsa/codegen.py).
     if sizes.heads == 8:
         return 1
+    # With FP8 AITER has a table of splits by query tokens times heads. It ends at 512, which are 4 query
+    # tokens of 128 heads, and it lacks 80, 96 and 112, which are 5, 6 and 7 of 16 heads.
     return 4 if sizes.kv == "fp8" else MOST_QUERIES
 
 
@@ -204,14 +203,14 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     arguments = by_names(o, cache, query, padded_out, REQUESTS["vllm"])
     arguments |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, arguments)
-    # Where AITER folds heads it moves the tensor `o` to new memory (o_orig.set_ in mla.py). A graph would
-    # record the memory of the call before it, which is freed afterwards, so each call starts with this row's.
+    # Where AITER folds heads, a call moves `o` to new memory (o_orig.set_ in mla.py). A graph would write it
+    # after it is freed, so each call begins with `o` at the memory that is kept here.
     written = arguments["o"]
     at_own_memory = written.view_as(written)
 
     def call() -> None:
         if query.data_ptr() != o.q.data_ptr():
-            repeat_heads(o.packed, query)
+            repeat_heads(o.packed, query)  # and rounds them on an FP8 cache, where it may repeat none
         written.set_(at_own_memory)
         decode()
 
@@ -274,8 +273,8 @@ def padded(heads: int) -> int:
 
 
 def list_entries(sizes: MlaDecodeSizes, requests: int) -> int:
-    """Entries of a page list that an engine makes for `requests` of the server's context length. At most
-    MOST_ENTRIES for each sequence of the call are counted, but no fewer than its tokens."""
+    """How long a page list is made in place of an engine's, which has room for `requests` of the server's
+    context length: at most MOST_ENTRIES for each sequence of the call, but one for each token at least."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * MOST_ENTRIES))
 
 
@@ -396,11 +395,11 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     requires="AITER 0.1.16 or later (several query tokens: 0.1.19) with Triton 3.7 or later, gfx950",
     archs=("gfx950",),
     symbols=(GLUON,),
-    # At 0.1.15 it takes one sequence of 49152 tokens or more.
+    # At 0.1.15 it takes only a single sequence, of 49152 tokens or more.
     supports=lambda case, platform: is_recent(sizes_of(case), platform, "0.1.16", "0.1.19"),
     fits=lambda sizes: Support.all_of(
+        # It takes an FP8 cache, and more heads, in some batches alone or in some versions alone.
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        # The most heads that all versions take, in batches of any size.
         takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
         need(
             sizes.cache_pages * sizes.page * WIDTH * 2 <= 2 << 30,
@@ -413,8 +412,8 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 )
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where a layer's cache for all requests takes up to
-    2 GiB. Of a larger cache it masks no loads, so that vLLM runs `aiter.asm_persistent`. It takes several
-    query tokens as [batch, q, heads, width], and one as [batch, heads, width]."""
+    2 GiB. In a larger one it masks no loads behind a sequence's end, so vLLM runs `aiter.asm_persistent`. It
+    takes several query tokens as [batch, q, heads, width], one as [batch, heads, width]."""
     has_several = o.q.shape[1] > 1
     q_nope, q_pe = layouts.latent_and_rope(o.q if has_several else o.packed)
     return layouts.bound(

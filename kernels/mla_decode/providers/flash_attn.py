@@ -20,9 +20,10 @@ from kernels.attention import arguments_of
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MOST_QUERIES, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
+from shapes.case import MOST_QUERIES
 
 ATTEND_ARGUMENTS = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
 SCHEDULE_ARGUMENTS = (
@@ -91,7 +92,7 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
 )
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
-    made before timing, with a limit on the splits of a sequence, which vLLM has not without graphs."""
+    made before timing, with a limit on the splits of a sequence, which vLLM sets for graphs alone."""
     table = layouts.finite_table(o, o.page)
     # vLLM makes the schedule in each step, for its lengths; it records the call once, for any lengths.
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
@@ -134,9 +135,9 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     ),
 )
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
-    """`flash_attn_varlen_func` of the CuTe DSL. It loads whole pages, so it gets a cache without NaN. Its
-    loop over blocks of 64 keys takes fewer than 64 heads only with one query token; for several query tokens
-    another loop runs (flash_fwd_mla_1cta_kb64_sm100.py)."""
+    """`flash_attn_varlen_func` of the CuTe DSL. It loads whole pages, so it gets a cache without NaN. With
+    fewer than 64 heads one query token and several run different kernels: the one that takes 64 keys at a
+    time is for one alone (flash_fwd_mla_1cta_kb64_sm100.py)."""
     table = layouts.finite_table(o, o.page)
     num_splits = 0 if MLA_PLAN.exists() else 1  # 0: the call chooses
     arguments = {"max_seqlen_k": max(o.host_lengths), "num_splits": num_splits}
@@ -161,8 +162,8 @@ def attend(
 
 
 def most_splits(rows: int, tokens: int) -> int:
-    """The most splits that FA3 makes of sequences of so many tokens: those with which a single one fills an
-    H100, at most 128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 rows, which are
-    heads of query tokens, and 64 keys (tile_size_fwd_sm90 in hopper/tile_size.h)."""
-    that_fill = layouts.HOPPER_UNITS // math.ceil(rows / 64)
-    return max(1, min(128, that_fill, math.ceil(tokens / 64)))
+    """The most splits that FA3 makes of sequences of so many tokens: at most 128, and so many that the tiles
+    of a single sequence fill an H100 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64
+    rows, which are heads of query tokens, and 64 keys (tile_size_fwd_sm90 in hopper/tile_size.h)."""
+    to_fill_device = layouts.HOPPER_UNITS // math.ceil(rows / 64)
+    return max(1, min(128, to_fill_device, math.ceil(tokens / 64)))

@@ -15,9 +15,10 @@ from typing import Any
 
 from kernels.binding import Function
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MOST_QUERIES, WIDTH, MlaDecodeOperands, takes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes
 from kernels.op import Prepared, Unsupported, implementation
 from kernels.vendor import Vendor, Vllm
+from shapes.case import MOST_QUERIES
 
 PAGE = 64
 ARGUMENTS = (
@@ -72,9 +73,9 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     """What SGLang runs too. Only sgl-flash-mla, which SGLang requires, takes an FP8 cache; on that the call
     rounds q to FP8 first, as engines do in the kernel before.
 
-    `get_mla_metadata` returns a schedule and the splits; since 2026-01 it returns an empty schedule, which
-    the first call fills, untimed, and None. Its arguments go by position: the name of the second one differs
-    between the older versions, and the newer versions ignore all."""
+    `get_mla_metadata` returns a schedule and the splits. Since 2026-01 the splits are None, and the schedule
+    is empty until the first call fills it, before timing. The arguments go by position: the name of the
+    second one differs between the older versions, and the newer versions ignore all."""
     schedule, splits = METADATA.bind(o.lengths, o.sizes.q * o.heads, 1)()
     of_fp8 = {}
     if o.is_fp8:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
-from shapes.case import Case
+from shapes.case import MOST_QUERIES, Case
 
 WORKSPACE = 128 << 20  # bytes that the wrappers ask for
 PLAN_BYTES = 8 << 20  # what the wrapper allocates for its plan
@@ -42,7 +42,7 @@ DECODE = Function(
     wishes="multi_ctas_kv_counter_buffer cum_seq_lens_q max_q_len",
 )
 COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
-# Where COUNTER_BYTES is missing, before 0.6.15, DECODE takes no counters: one of both is enough.
+# As a symbol of a row: COUNTER_BYTES may be missing, as before 0.6.15. DECODE then takes no counters.
 COUNTER = (COUNTER_BYTES, DECODE)
 AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
 

@@ -76,10 +76,10 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     cores = layouts.compute_units(device)
     most = most_splits(o.sizes.model_len, cores, arch)
     partial = torch.empty(batch, o.heads, most, LATENT, dtype=torch.float32, device=device)
-    # The scheduler kernel writes the splits of each sequence, and whether lengths differ.
     splits = torch.empty(batch, dtype=torch.int32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
-    # A Triton kernel is called through the grid that launches it: here with one program.
+    # SCHEDULE[grid] is the call of a Triton kernel, here with a grid of one program. `bind` takes it as the
+    # method of an object.
     one_program = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
     query_tokens = cache_heads = 1
     arguments = (splits, o.lengths, batch, query_tokens, o.heads, cache_heads, most, cores)

@@ -35,7 +35,7 @@ LANGUAGE = (
 
 
 class AttendTile(NamedTuple):
-    """What a program takes at once."""
+    """What a program takes at once, in the order of the parameters of `tilelang_jit.attend`."""
 
     heads: int
     tokens: int  # of a step of its loop

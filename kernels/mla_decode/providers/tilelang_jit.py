@@ -11,8 +11,8 @@ from kernels.mla_decode.operands import LATENT, ROPE, WIDTH
 def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers):
     """A program takes `tile_heads` heads of one sequence over one part of its tokens, `tokens` at a time.
 
-    Where `tokens` divides a page, whole steps are copied, with what follows the last token of the part, which
-    must be finite. Otherwise tokens are copied one by one; the last one is repeated behind the end."""
+    Where `tokens` divides a page, steps are copied whole, even if the part ends within one: what the page has
+    behind the end must be finite. Otherwise tokens are copied one by one, and for later ones the last one."""
     batch, width, rows = T.dynamic("batch"), T.dynamic("width"), T.dynamic("rows")
     parts, slots = T.dynamic("parts"), T.dynamic("slots")
 
@@ -114,23 +114,24 @@ def combine(heads, threads):
         split: T.Tensor((sequences, 3), "int32"),  # SplitPlan.split
         out: T.Tensor((batch, heads, LATENT), "bfloat16"),
     ):
-        with T.Kernel(sequences, heads, threads=threads) as (row, head):
+        with T.Kernel(sequences, heads, threads=threads) as (entry, head):
             peak = T.alloc_local((1,), "float32")
             total = T.alloc_local((1,), "float32")
             joined = T.alloc_fragment((LATENT,), "float32")
-            first = split[row, 1]
+            first = split[entry, 1]
+            count = split[entry, 2]
             peak[0] = -T.infinity("float32")
             total[0] = 0
             T.clear(joined)
-            for slot in T.serial(split[row, 2]):
+            for slot in T.serial(count):
                 peak[0] = T.max(peak[0], log_sums[first + slot, head])
-            for slot in T.serial(split[row, 2]):
+            for slot in T.serial(count):
                 total[0] += T.exp2(log_sums[first + slot, head] - peak[0])
                 for j in T.Parallel(LATENT):
                     joined[j] += partial[first + slot, head, j] * T.exp2(
                         log_sums[first + slot, head] - peak[0]
                     )
             for j in T.Parallel(LATENT):
-                out[split[row, 0], head, j] = joined[j] / total[0]
+                out[split[entry, 0], head, j] = joined[j] / total[0]
 
     return main

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes
 from kernels.op import Prepared, implementation
 from kernels.vendor import BLACKWELL, Vendor
 
@@ -20,12 +20,6 @@ DECODE = Function(
     wishes="enable_pdl causal_mask",
 )
 UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
-
-
-def workspace(sizes: MlaDecodeSizes) -> int:
-    """The bytes of partial results, of the copy of the cache, and of q in FP8."""
-    partial = layouts.partial_bytes(layouts.MOST_UNITS * sizes.heads * QUERIES)
-    return partial + layouts.cache_bytes(sizes) + sizes.rows * WIDTH
 
 
 @implementation(
@@ -40,7 +34,12 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     allocates=True,
     symbols=(DECODE, UNITS),
     fits=takes("fp8", most_heads=128, page_multiple_of=32, most_q=QUERIES),
-    workspace=workspace,
+    # Partial results; the copy of the cache; q in FP8.
+    workspace=lambda sizes: (
+        layouts.partial_bytes(layouts.MOST_UNITS * sizes.heads * QUERIES)
+        + layouts.cache_bytes(sizes)
+        + sizes.rows * WIDTH
+    ),
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM runs it where a user asks for it. The call rounds q to FP8 first, which vLLM fuses into the kernel

@@ -12,7 +12,7 @@ from kernels.op import Call, Implementation, Prepared, implementation
 Tables = tuple["torch.Tensor", "torch.Tensor"]
 
 
-def padded(operands: MlaDecodeOperands) -> Tables:
+def padded_tables(operands: MlaDecodeOperands) -> Tables:
     """Where each token is in the flat cache, int64 [batch, longest], and which of these entries each query
     token sees, bool [batch, q, longest]. Entries past a length repeat the first token, which is finite."""
     slots_of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
@@ -27,7 +27,7 @@ def padded(operands: MlaDecodeOperands) -> Tables:
 def attend(
     q: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor, seen: torch.Tensor, scale: float, kv_scale: float
 ) -> torch.Tensor:
-    """The obvious code: gather, product, mask, softmax, product, all in fp32. slots, seen: from `padded`"""
+    """Gather, product, mask, softmax, product, all in fp32. slots, seen: from `padded_tables`"""
     rows = kv.view(-1, WIDTH)[slots].float() * kv_scale
     scores = (q.flatten(1, 2).float() @ rows.mT * scale).unflatten(1, q.shape[1:3])
     weights = scores.masked_fill(~seen[:, :, None], float("-inf")).softmax(-1)
@@ -38,7 +38,7 @@ class TorchMlaDecode(Implementation):
     requires = "torch"
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """The tables of places in the cache, and masks."""
+        """The bytes of slots in int64, and of masks by query token and by query row."""
         return sizes.batch * max(sizes.lengths()) * (8 + sizes.q * (1 + sizes.heads))
 
     def scratch(self, sizes: MlaDecodeSizes) -> int:
@@ -46,7 +46,7 @@ class TorchMlaDecode(Implementation):
         return sizes.batch * max(sizes.lengths()) * (WIDTH * (2 + 4 + 4) + sizes.q * sizes.heads * 4 * 4)
 
 
-@implementation("torch.naive", TorchMlaDecode, rebinds=True, stationary=padded)
+@implementation("torch.naive", TorchMlaDecode, rebinds=True, stationary=padded_tables)
 def naive(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
     return lambda: out.copy_(attend(o.q, o.kv, *tables, o.scale, o.kv_scale))
 
@@ -57,7 +57,7 @@ def naive(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     available=lambda platform: platform.compiler(),
     per_size=True,
-    stationary=padded,
+    stationary=padded_tables,
 )
 def compiled(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
     function = torch.compile(attend, dynamic=False)
@@ -82,10 +82,11 @@ class SdpaMlaDecode(TorchMlaDecode):
     def prepare_turn(self, first: Prepared | None, o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        shared: Any = first.stationary if first else (None, None, None)
-        slots, seen, rows = shared
-        if not (first and o.same_stationary(first.operands)):
-            slots, seen = padded(o)
+        rows: Any = None
+        if first is not None:
+            slots, seen, rows = first.stationary
+        if first is None or not o.same_stationary(first.operands):
+            slots, seen = padded_tables(o)
             if o.q.shape[1] > 1:
                 seen = seen.repeat_interleave(o.heads, 1)  # a row of the mask for each query row
         # One buffer serves the calls on all sets, as one serves all layers of an engine.

@@ -51,6 +51,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     no_log_sums = torch.empty(0, device=out.device)
     split_by_kernel = -1  # the kernel chooses the number of splits
     units = layouts.compute_units(out.device)
+    # As in vLLM, the first argument is its block, TILE tokens, times the query tokens of a sequence: 1.
     needed_bytes = CUTLASS_BYTES.bind(TILE, batch, units, num_kv_splits=split_by_kernel)()
     room = torch.empty(max(WORKSPACE, needed_bytes), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
@@ -101,7 +102,7 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
     rows = o.packed.shape[:2]  # sequences of one query token, and heads
     splits = splits_for(longest, layouts.compute_units(o.q.device))
     cache = o.kv[:, :, None]
-    # A scale is fp32 [], and 1.0 for bf16: a call without scales makes such tensors each time.
+    # fp32 []; 1.0 on a bf16 cache too, because a call that gets no scales makes such tensors each time.
     scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
     return layouts.bound(
         function, o, out, k_buffer=cache, v_buffer=cache[..., :LATENT], req_to_token=table, b_seq_len=lengths,

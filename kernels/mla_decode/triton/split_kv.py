@@ -23,7 +23,7 @@ XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
 PER_UNIT = (1, 2, 4, 8)
-LEAST_HEADS, MOST_HEADS = 16, 64  # query rows of a block
+LEAST_ROWS, MOST_ROWS = 16, 64  # query rows of a block
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ HEURISTIC = {
     "cuda few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
     "cuda many": SplitKvConfig(64, 64, warps=8, stages=2),
     "cuda many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
-    "sm_100 few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
     "sm_100 many": SplitKvConfig(64, 32, warps=8, stages=3),
     "sm_100 few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
     "sm_100 many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
@@ -103,8 +102,6 @@ class SplitKv(SuiteTriton):
 
     name = "triton.split_kv"
     Config = SplitKvConfig
-    # Tiles of 16 rows wait for memory, not for products. On sm_100 an FP8 cache has tiles of 32 rows, as
-    # registers do not hold 64 rows beside tokens that are widened to bf16.
     older_instructions: ClassVar = {
         "split_kernel": "memory bounds 16 rows; on sm_100 registers do not hold 64 and an FP8 cache to widen"
     }
@@ -133,6 +130,7 @@ class SplitKv(SuiteTriton):
                 yield config
                 if target.arch == "gfx942" and tokens == 16:
                     yield replace(config, reload=True)
+                # The 64 tokens are then the 64 rows of an instruction, which four warps compute together.
                 if target.arch == "sm_90" and (block, tokens, w, s) == (16, 64, 4, 2):
                     yield replace(config, swap=True)
 
@@ -157,12 +155,12 @@ class SplitKv(SuiteTriton):
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """An upper bound over all platforms and configurations. A plan has at most one slot for each program,
-        or two where there are as many sequences as programs, or more. It also has at most one slot for each
-        part of the least length, and one more for each sequence."""
-        programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_HEADS)
-        by_programs = max(programs, 2 * min(sizes.batch, programs))
-        by_length = sizes.batch + sizes.tokens // (LEAST_TOKENS_PER_HEAD * LEAST_HEADS)
+        """An upper bound over all platforms and configurations, whose numbers of programs differ. A plan for
+        more programs than sequences has at most one slot for each program; else, at most two. It also has at
+        most one slot for each part of the least length, and one more for each sequence."""
+        most_programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_ROWS)
+        by_programs = max(most_programs, 2 * min(sizes.batch, most_programs))
+        by_length = sizes.batch + sizes.tokens // (LEAST_TOKENS_PER_HEAD * LEAST_ROWS)
         return partial_bytes(min(by_programs, by_length) * rows_of(sizes))
 
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:

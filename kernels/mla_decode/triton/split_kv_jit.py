@@ -56,6 +56,7 @@ def split_kernel(
     same tokens follow each other on one die, so that all but the first find them in its cache."""
     BLOCKS: tl.constexpr = (ROWS + BLOCK_H - 1) // BLOCK_H
     die, number_on_die = tl.program_id(0) % XCDS, tl.program_id(0) // XCDS
+    # Of the parts, a die takes those whose number modulo XCDS is its own: all blocks of one, then the next.
     part = parts + 4 * (number_on_die // BLOCKS * XCDS + die)
     sequence, start = tl.load(part).to(tl.int64), tl.load(part + 1)
     end, slot = tl.load(part + 2), tl.load(part + 3).to(tl.int64)
@@ -111,8 +112,8 @@ def split_kernel(
             scores = tl.dot(q_rope, tl.trans(kv_rope), tl.dot(q_latent, tl.trans(kv_latent))) * score_scale
             scores = masked(scores, inside, step, seen, TOKEN, CAUSAL)
         elif first + BLOCK_N <= end_for_all:
-            # Where a product feeds another one, Triton assigns all warps to its rows: with 64 rows, 8 warps
-            # compute each row twice. It does not do so across a branch, nor for a sum of two products.
+            # If one product simply feeds the next, Triton divides the rows among all warps: with 64 rows,
+            # 8 warps compute each row twice. A branch and a sum of two products keep it from doing so.
             scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
             scores += tl.dot(q_rope, tl.trans(kv_rope)) * score_scale
         else:

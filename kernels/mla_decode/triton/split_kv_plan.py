@@ -40,20 +40,17 @@ class SplitPlan:
 
     def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for partial results, fp32: values [slots, heads, 512] and log-sums [slots, heads]."""
-        slots = max(1, self.slots)  # no kernel gets a tensor without elements
+        slots = max(1, sum(sequence.slots for sequence in self.split))  # 1: kernels want an element
         log_sums = torch.empty(slots, heads, dtype=torch.float32, device=device)
         return torch.empty(*log_sums.shape, LATENT, dtype=torch.float32, device=device), log_sums
-
-    @property
-    def slots(self) -> int:
-        return sum(sequence.slots for sequence in self.split)
 
 
 @functools.lru_cache(4096)
 def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) -> SplitPlan:
     """The plan for about so many programs, which take `step` tokens at a time.
 
-    A longer sequence is cut into parts of at least `least_tokens`, which differ by one step at most."""
+    A sequence that is longer than a part may be is cut into as few parts as possible, which differ by one
+    step at most. A part may always have `least_tokens`."""
     steps = [math.ceil(length / step) for length in lengths]
     most_steps = _most_steps(steps, programs, math.ceil(least_tokens / step))
     parts, split, slots = [], [], 0
@@ -71,15 +68,16 @@ def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) 
 
 def _most_steps(steps: Sequence[int], programs: int, least: int) -> int:
     """The most steps of a part: the fewest with which there are no more parts than programs. Where there are
-    more sequences than programs, as many as a program takes on average, so that no sequence outlasts the
-    others. steps: of each sequence; least: the least steps of a part"""
-    most = max(least, math.ceil(sum(steps) / programs))
-    longest = max(most, *steps)
+    as many sequences as programs, or more, the steps that a program takes on average, so that no sequence
+    outlasts the others. steps: of each sequence; least: the least steps of a part"""
+    average = max(least, math.ceil(sum(steps) / programs))
+    longest = max(average, *steps)
 
-    def fits(most: int) -> bool:
-        return sum(math.ceil(count / most) for count in steps) <= programs
+    def fits(candidate: int) -> bool:
+        return sum(math.ceil(count / candidate) for count in steps) <= programs
 
+    most = average
     if len(steps) < programs:
-        # Larger parts are fewer: those that do not fit come before those that fit.
-        most += bisect.bisect_left(range(most, longest), True, key=fits)
+        # Larger parts are fewer: from the first candidate that fits on, all fit.
+        most += bisect.bisect_left(range(average, longest), True, key=fits)
     return most if most * LEAST_GAIN < longest else longest

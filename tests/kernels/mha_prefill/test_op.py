@@ -12,7 +12,7 @@ from harness.paths import ROOT
 from harness.workers.child.judge import compare_output
 from kernels.attention import edges
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, Sequence, beyond
+from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, Sequence, with_guards
 from kernels.mha_prefill.problem import TILES, sampled_rows
 from kernels.op import Reference
 from kernels.operands import Seeds
@@ -64,7 +64,7 @@ def test_work_is_what_loops_count(text, dtype):
     assert (work.flops, work.dtype) == (pairs * o.sizes.heads * 2 * (WIDTH + VALUE), dtype)
     assert work.bytes == o.q.nbytes + o.k.nbytes + o.v.nbytes + out.nbytes
     assert OP.output_bytes(o.sizes) == out.nbytes
-    assert OP.operand_bytes(o.sizes) == sum(beyond(t).nbytes for t in (o.q, o.k, o.v))
+    assert OP.operand_bytes(o.sizes) == sum(with_guards(t).nbytes for t in (o.q, o.k, o.v))
 
 
 # Operands
@@ -75,13 +75,13 @@ def test_guards_stand_around_finite_tokens(text):
     o = made(text)
     for operands, tensor in itertools.product((o, o.copy()), ("q", "k", "v")):
         tensor = getattr(operands, tensor)
-        around = beyond(tensor).float()
+        around = with_guards(tensor).float()
         assert tensor.float().isfinite().all()
         assert around[:GUARD].isnan().all() and around[-GUARD:].isnan().all()
     assert o.cu_q[-1] == len(o.q) and o.cu_k[-1] == len(o.k)
     before = o.digest()
     for tensor, at in itertools.product((o.q, o.k, o.v), (0, -1)):
-        guard = beyond(tensor)[at]
+        guard = with_guards(tensor)[at]
         kept = guard.clone()
         guard.fill_(1.0)
         assert o.digest() != before, "a store into a guard is not seen"
@@ -140,12 +140,12 @@ def test_the_reference_is_what_plain_loops_give(dtype):
 
 
 def test_a_sample_has_the_ends_and_grows_by_the_flops_it_may_take():
-    sequences = made("batch=5 new=70..200 prefix=0..90 heads=2").sequences
-    ends = {row for s in sequences for row in (s.queries.start, s.queries.stop - 1)}
-    at_edges = {s.queries.start + row for s in sequences for row in (63, 64)}
-    assert ends | at_edges <= set(sampled_rows(sequences, 2, 2e8))
+    o = made("batch=5 new=70..200 prefix=0..90 heads=2")
+    ends = {row for s in o.sequences for row in (s.queries.start, s.queries.stop - 1)}
+    at_edges = {s.queries.start + row for s in o.sequences for row in (63, 64)}
+    assert ends | at_edges <= set(sampled_rows(o, 2e8))
     assert edges(256, *TILES) == [0, 63, 64, 127, 128, 191, 192, 255]
-    counts = [len(sampled_rows(sequences, 2, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
+    counts = [len(sampled_rows(o, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
     assert counts == sorted(set(counts)) and counts[0] == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from kernels.formats import FORMATS
-from kernels.mha_prefill.triton.flash import CACHES, PAD, Cache, FlashConfig, columns, order, turnable
+from kernels.mha_prefill.triton.flash import CACHES, PAD, FlashConfig, order, turnable, turned_columns
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.triton_runtime import CPU
@@ -27,8 +27,9 @@ OP = kernels.OPS["mha_prefill"]
 IMPLEMENTATION = next(i for i in kernels.implementations("mha_prefill") if i.name == "triton.flash_varlen")
 ON = {"cpu": CPU, "sm_90": Target("cuda", "sm_90", 132), "gfx942": Target("rocm", "gfx942", 304)}
 
-# Sizes, whose kernel, and its tile: with tiles this small there are blocks before the diagonal, on it and
-# behind it, and sequences that end inside a tile, at its edge and one row behind. sm_90's has descriptors.
+# Sizes, the target whose kernel is interpreted (sm_90's has descriptors), and the configuration. Its tiles
+# are so small that there are blocks before the diagonal, on it and behind it, and sequences that end inside
+# a tile, at its edge and one row behind.
 RAGGED = "batch=3 new=1..90 prefix=0..70 heads=2"
 FP8 = {name: f"dtype=fp8 fp8={name}" for name in FORMATS}
 SHORT = "batch=3 new=1..50 prefix=0..40 heads=2"
@@ -75,7 +76,11 @@ def alone(prepared: Any, operands: Any) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared.call()
-    return [] if torch.equal(before[own.queries], out[own.queries]) else ["NaN of others is heard"]
+    return (
+        []
+        if torch.equal(before[own.queries], out[own.queries])
+        else ["NaN of other sequences is in its output"]
+    )
 
 
 @each_part
@@ -118,20 +123,21 @@ def test_the_order_has_every_row_of_every_head_once(arch: str, rows: int, heads:
 
 
 def test_where_the_cache_holds_everything_the_longest_go_first() -> None:
-    keys = [sum(LENGTHS[t.sequence][:1]) + t.first for t in order(LENGTHS, 4, 64, ON["sm_90"], 640)]
+    prefixes = [prefix for prefix, _ in LENGTHS]
+    keys = [prefixes[t.sequence] + t.first for t in order(LENGTHS, 4, 64, ON["sm_90"], 640)]
     assert keys == sorted(keys, reverse=True)
 
 
 def test_sections_are_what_the_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two heads' keys fit: after all tiles of those come two others', each section the longest first."""
-    monkeypatch.setitem(CACHES, "cuda", Cache(1, 2 * 256 * 640))
+    monkeypatch.setitem(CACHES, "cuda", (1, 2 * 256 * 640))
     found = order([(0, 256)], 4, 64, ON["sm_90"], 640)
     assert [sorted({t.head for t in found[i : i + 8]}) for i in (0, 8)] == [[0, 1], [2, 3]]
     assert [t.first for t in found[:8]] == [192, 192, 128, 128, 64, 64, 0, 0]
 
 
 def test_a_head_of_a_sequence_stays_on_its_die() -> None:
-    dies = CACHES["rocm"].dies
+    dies, _ = CACHES["rocm"]
     place: dict[tuple[int, int], set[int]] = {}
     for i, tile in enumerate(order([(0, 300)] * 3, 16, 64, ON["gfx942"], 640)):
         place.setdefault((tile.head, tile.sequence), set()).add(i % dies)
@@ -165,7 +171,7 @@ def test_turned_values_do_not_meet() -> None:
         starts = [sum(keys[:i]) // PAD * PAD + i * PAD for i in range(len(keys))]
         ends = [start + math.ceil(n / PAD) * PAD for start, n in zip(starts, keys, strict=True)]
         assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
-        assert ends[-1] <= columns(sum(keys), len(keys))
+        assert ends[-1] <= turned_columns(sum(keys), len(keys))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What follows from a server's context length, as engines record it into graphs: splits, lists, room.
 
-What else they give is recorded (tests/kernels/test_recorded_calls.py)."""
+Other arguments are recorded, see tests/kernels/test_recorded_calls.py."""
 
 import itertools
 
@@ -48,8 +48,9 @@ def test_what_follows_from_the_context_length(function, given, wanted) -> None:
 
 
 def busiest(batch: int, average: float, units: int) -> int:
-    """get_meta_param of aiter/mla.py at e404860: of 1 to 16 splits the one with the compute units kept
-    busiest, less the overhead of a split; ties: the fewer. average: keys of a sequence."""
+    """As get_meta_param of aiter/mla.py at e404860: the number of splits, 1 to 16, with which most compute
+    units are busy, less an overhead of each split; of equally good numbers the smallest. average: keys of a
+    sequence."""
 
     def value(i: int) -> float:
         busy = batch * i / ((batch * i + units - 1) // units * units)

@@ -13,7 +13,7 @@ import kernels
 from harness.workers.child.judge import compare_output
 from kernels.attention import edges
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
-from kernels.mla_decode.problem import through_scores
+from kernels.mla_decode.problem import variance_from_q
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -84,11 +84,11 @@ def test_adversarial_operands_shift_scores_and_have_page_numbers_beyond_16_bits(
     text = "batch=2 ctx=100 heads=8 page=1"
     o = made(text, stationary=1, live=1, adversarial=True)
     assert o.page_table[:, :-1].max() > 32767 and made(text, stationary=1).page_table.max() < 256
-    loudest = [
-        made("batch=1 ctx=9 heads=8 kv=fp8", adversarial=to).q[..., :LATENT].float().abs().amax()
-        for to in (0, 1)
-    ]
-    assert loudest[0] > 2 * loudest[1], "no head is peaked"
+    ordinary, adversarial = (
+        made("batch=1 ctx=9 heads=8 kv=fp8", adversarial=adversarial).q[..., :LATENT].float().abs().amax()
+        for adversarial in (False, True)
+    )
+    assert ordinary > 2 * adversarial, "no head is peaked"
     assert edges(64, 16) == [15, 16, 31, 32, 47, 48]
     middle = scores(o, 0, cached(o, o.token_slots(0)))[0].median(-1).values
     assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
@@ -152,7 +152,8 @@ def test_errors_of_q_add_up_in_either_order(tokens):
     deviation, kv = torch.rand(WIDTH), torch.randn(tokens, WIDTH)
     moved = torch.randn(tokens, LATENT) / tokens
     wanted = (deviation.double()[:, None] * (kv.double().T @ moved.double()) ** 2).sum(0)
-    torch.testing.assert_close(through_scores(deviation, kv, moved).double(), wanted, rtol=1e-4, atol=0)
+    found = variance_from_q(deviation, kv, moved)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=0)
 
 
 def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
@@ -211,7 +212,8 @@ def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():
 
 @pytest.mark.parametrize("least", [0.0, 2.0**-126])
 def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
-    """Exponentials end at 0 or at fp32's smallest normal. In half of the columns all that is heard is 0."""
+    """Exponentials end at 0 or at fp32's smallest normal. In half of the columns
+    the value of the key that has all the weight is 0."""
     o = made("batch=1 ctx=30 heads=2 page=4")
     rows, slots = o.kv.view(-1, WIDTH), o.token_slots(0)
     rows[slots, WIDTH - 1] = 0.0

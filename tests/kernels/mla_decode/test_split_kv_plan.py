@@ -31,20 +31,22 @@ BATCHES = {
 def test_every_token_once(lengths: list[int], programs: int) -> None:
     found = made(lengths, programs)
     for sequence, length in enumerate(lengths):
-        parts = sorted((part for part in found.parts if part[0] == sequence), key=lambda part: part[1])
-        assert parts[0][1] == 0 and parts[-1][2] == length
-        assert all(end == first for (_, _, end, _), (_, first, _, _) in itertools.pairwise(parts))
-        assert all(first % TOKENS == 0 and first < end for _, first, end, _ in parts)
-        slots = [slot for *_, slot in parts]
+        parts = sorted(
+            (part for part in found.parts if part.sequence == sequence), key=lambda part: part.start
+        )
+        assert parts[0].start == 0 and parts[-1].end == length
+        assert all(part.end == following.start for part, following in itertools.pairwise(parts))
+        assert all(part.start % TOKENS == 0 and part.start < part.end for part in parts)
+        slots = [part.slot for part in parts]
         if len(parts) == 1:
-            assert slots == [-1] and all(sequence != split[0] for split in found.split)
+            assert slots == [-1] and all(sequence != split.sequence for split in found.split)
         else:
             assert (sequence, slots[0], len(parts)) in found.split
             assert slots == list(range(slots[0], slots[0] + len(parts)))
-    slots = [slot for *_, slot in found.parts if slot >= 0]
-    assert sorted(slots) == list(range(found.slots))
-    ends = [end - first for _, first, end, _ in found.parts]
-    assert ends == sorted(ends, reverse=True)
+    slots = [part.slot for part in found.parts if part.slot >= 0]
+    assert sorted(slots) == list(range(sum(split.slots for split in found.split)))
+    lengths_of_parts = [part.end - part.start for part in found.parts]
+    assert lengths_of_parts == sorted(lengths_of_parts, reverse=True)
     assert len(found.parts) <= max(programs, len(lengths)) or len(lengths) >= programs
 
 
@@ -52,16 +54,16 @@ def test_one_long_sequence_is_shared() -> None:
     """Uniform splits would leave it to as many programs as the 100 tokens beside it."""
     found = made(BATCHES["one long"], 132)
     assert found.split == ((0, 0, 69),)
-    assert max(end - first for _, first, end, _ in found.parts) == 1920
+    assert max(part.end - part.start for part in found.parts) == 1920
     crowded = made(BATCHES["more than programs"], 132)
-    assert [cuts for _, _, cuts in crowded.split] == [3], "no sequence outlasts what the others take"
+    assert [split.slots for split in crowded.split] == [3], "no sequence outlasts what the others take"
 
 
 def test_there_is_no_second_pass_without_need() -> None:
     assert not made([4096] * 264, 264).split
     assert not made([4096] * 200, 132).split
     assert not made([3500 + i for i in range(116)], 132).split, "parts would be hardly shorter"
-    assert {cuts for _, _, cuts in made([4096] * 128, 264).split} == {2}
+    assert {split.slots for split in made([4096] * 128, 264).split} == {2}
     assert not made([64], 132).split and made([65], 132).split == ((0, 0, 2),)
 
 

@@ -13,7 +13,7 @@ from harness.explain.causes import Steps
 from harness.explain.served import Log, fit, served_sizes, unlike
 from harness.explain.sides import Sides
 from harness.explain.step import DecodeStep, changed_op, decode_step, swapped_kernel
-from harness.serving.ab.expected import of_link
+from harness.serving.ab.expected import link_predictions
 from harness.serving.ab.record import Record
 from harness.serving.clients.load import load
 from harness.serving.ledger import KernelChange, Prediction
@@ -94,7 +94,7 @@ def modelled(
     asked = list(changes) or ([alone.change] if alone else [])
     with contextlib.suppress(UsageError):
         if record and alone:
-            return of_link(Record(Path(record)).plan, [alone.change])
+            return link_predictions(Record(Path(record)).plan, [alone.change])
         run = load(before[0])[0] if before and asked else None
         if run and run.hardware:
             model = link(System(hardware=hardware_name(run.hardware), calibrate=tuple(before)))

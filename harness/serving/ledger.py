@@ -1,8 +1,7 @@
 """A ledger: changes of kernels, what was predicted of each, and what serving runs showed.
 
 It is a file of JSON lines. Lines are only added, under a lock on the file, so that two commands can write to
-one ledger at once. Its rows are shown as text and JSON, with each prediction beside the observation of its
-quantity.
+one ledger at once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
@@ -30,7 +29,7 @@ from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
 from harness.serving.compare.identity import Setting
 from harness.serving.compare.settings import beside
-from harness.serving.schema import ServingRun, StrictRecord
+from harness.serving.schema import LenientRecord, ServingRun, StrictRecord
 from harness.statistics.intervals import mean_half_width
 
 NAME = "ledger.jsonl"
@@ -38,8 +37,7 @@ OPENING = b'{"row":'  # the beginning of every line
 Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
 Quantities = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill", "duration"]
 Unit = Literal["ms", "s", "tok/s", "1"]
-"""`s` is the unit of a client's whole run (`duration`); `1` that of a quantity whose value before is taken as
-1."""
+"""`s`: of the duration of a client's whole run; `1`: only the ratio of after to before is known."""
 CONFIDENCE = 0.9
 RELEASE = re.compile(r"\d+(?:\.\d+)+")
 """The release at the beginning of a version. What follows distinguishes builds of it."""
@@ -48,18 +46,12 @@ METRICS["output_throughput"] = ("throughput", "total", "output")
 """From each quantity that a client measures to the name, statistic and kind of tokens of its metric."""
 
 
-class LedgerRecord(StrictRecord):
-    """A part of a line. Older ledgers have keys that are not read: hashes of lines, parts of predictions."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
 def unit_text(unit: str) -> str:
     """The unit in words for a reader."""
     return "x before" if unit == "1" else unit
 
 
-class KernelChange(LedgerRecord):
+class KernelChange(LenientRecord):
     """A change of the speed of one op."""
 
     op: str  # a name of harness/catalogue/op_classes.json
@@ -74,7 +66,7 @@ class KernelChange(LedgerRecord):
     source: str = ""  # where the factor comes from: a run, a pull request
 
 
-class Prediction(LedgerRecord):
+class Prediction(LenientRecord):
     """A predicted change of a quantity."""
 
     quantity: Quantities
@@ -89,7 +81,7 @@ class Prediction(LedgerRecord):
     assumptions: tuple[str, ...] = ()
 
 
-class Observation(LedgerRecord):
+class Observation(LenientRecord):
     """What serving runs showed before and after a change."""
 
     quantity: Quantities
@@ -113,7 +105,7 @@ class Observation(LedgerRecord):
         return self
 
 
-class EntryOfRow(LedgerRecord):
+class EntryOfRow(LenientRecord):
     """What every line of the file has. row: the name of its row; at: the time, ISO 8601, UTC"""
 
     row: str
@@ -196,9 +188,9 @@ def read(path: Path) -> list[Entry]:
         raise UsageError(f"{path} is {what}")
     entries = list(JsonLines(path, ENTRY.validate_json, lambda _: data).records())
     try:
-        ENTRY.validate_json(data[whole_lines(data) :])
+        ENTRY.validate_json(data[whole_lines(data) :])  # what follows the last newline
     except ValueError:
-        return entries
+        return entries  # nothing follows, or a part of a line, which `append` cuts off
     raise UsageError(f"{path}, line {len(entries) + 1}: its newline is missing; add one, or remove the line")
 
 
@@ -237,15 +229,13 @@ def observe(
     engine: str = "",
     explanation: str = "",
 ) -> None:
-    """Appends an observation for each quantity that was predicted for the row and that the runs have.
+    """Appends an observation for each quantity that was predicted for the row and that the runs have. Other
+    differences between the sides, and what `serving load` suspects, are added as explanations. Raises
+    UsageError if the runs cannot be paired, are not of the row's setting, or have wrong numbers.
 
     before, after: any client's files, paired in order
     assumed:       see `identity.differences`
     engine:        of all runs, if their files do not tell it
-
-    Other differences between the sides, and what `serving load` finds, are added as explanations. Raises
-    UsageError if the runs cannot be paired, are not of the row's setting, or have numbers that `serving load`
-    calls wrong.
     """
     identity.require_names("--assume", assumed, ("all", *identity.FIELDS))
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
@@ -260,8 +250,9 @@ def observe(
     runs = beside_each_other([*runs_before, *runs_after])
     _require_right_numbers(runs)
     _require_setting(row.setting, runs, assumed)
-    not_known_alike = {field.name for run in runs for field in identity.differences(row.setting, run)}
-    taken_alike = tuple(name for name in identity.FIELDS if name in not_known_alike)
+    # No difference is known, so these are the fields that are assumed to be alike.
+    not_said = {field.name for run in runs for field in identity.differences(row.setting, run)}
+    taken_alike = tuple(name for name in identity.FIELDS if name in not_said)
     pairs = list(zip(runs[:count], runs[count:], strict=True))
     explanations = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     predicted = dict.fromkeys(entry.prediction.quantity for entry in row.predictions)
@@ -270,8 +261,8 @@ def observe(
         if quantity in METRICS and (seen := observation(quantity, pairs)):
             seen = seen.model_copy(update={"assumed": taken_alike})
             entries.append(ObservationEntry(row=row_id, observation=seen))
-    earlier: set[str] = set()
-    for entry in row.observations:  # older ones have no digests
+    earlier: set[str] = set()  # digests of runs, or their files in older observations
+    for entry in row.observations:
         earlier.update(entry.observation.digests or entry.observation.runs)
     if again := [run.id for run in runs if _digest(run) in earlier or run.source in earlier]:
         raise UsageError(f"row {row_id} of {ledger} has {', '.join(again)} already; a run counts once")
@@ -284,9 +275,8 @@ def _require_right_numbers(runs: Sequence[ServingRun]) -> None:
     """Raises UsageError if `serving load` finds a run wrong, or the same as another."""
     wrong = [[finding for finding in run.findings if finding.severity == "wrong"] for run in runs]
     if messages := [findings[0].message for findings in wrong if findings]:
-        raise UsageError(
-            f"`serving load` finds numbers of {len(messages)} of these runs wrong: {messages[0]}"
-        )
+        of_runs = f"{len(messages)} of these runs"
+        raise UsageError(f"`serving load` finds numbers of {of_runs} wrong: {messages[0]}")
     for finding in [finding for run in runs for finding in run.findings]:
         if finding.rule == "repeated":
             raise UsageError(f"{finding.message}; a run counts once")
@@ -333,7 +323,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         if len(sides) < 2:  # a run without the metric has no side
             return None
         where = f"{quantity} of {pair[0].id} and {pair[1].id}"
-        compared = compare(sides[0], sides[1], ("all",))
+        compared = compare(sides[0], sides[1], assumed=("all",))
         if compared.verdict != "alike":
             why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
             raise UsageError(f"{where}: not alike: {why}")
@@ -357,18 +347,16 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     )  # fmt: skip
 
 
-TOLERANCE = 0.15  # relative to the observed change, if neither side has an interval
-MOST_OFF = 3.0  # relative to it, too: beyond it the observed change is near 0
+# Differences of the predicted from the observed change, relative to the observed one.
+TOLERANCE = 0.15  # the most if the prediction explains the observation and neither has an interval
+MOST_OFF = 3.0  # beyond it the observed change is near 0, and the relative difference says nothing
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
 
 
 @dataclass(frozen=True)
 class LedgerLine:
     """What a reader sees of a row in one line: a prediction beside an observation of the same quantity and
-    unit, or one of them alone.
-
-    blind: whether the prediction was written before the observation
-    """
+    unit, or one of them alone. blind: whether the prediction was written before the observation"""
 
     row: str
     prediction: Prediction | None
@@ -420,7 +408,7 @@ class LedgerLine:
             return "bound holds" if low <= seen.change <= high else "bound broken"
         if seen.pairs == 1 or (seen_low <= 0 <= seen_high and seen_low < seen_high):
             return "not resolved"
-        if predicted.change is None:
+        if predicted.change is None:  # its interval has no ends, so it would hold whatever was observed
             return "missed"
         if low == high and seen_low == seen_high:
             return "explained" if abs(low - seen_low) <= TOLERANCE * abs(seen_low) else "missed"

@@ -27,7 +27,7 @@ MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 @functools.cache
 def hardware_name(text: str) -> str:
-    """A machine's name in small letters, without its maker: that of its data sheet, if it has one."""
+    """A machine's name in small letters, without its maker; the data sheet's name if there is a sheet."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
 
 

@@ -120,8 +120,8 @@ def configurations() -> dict[str, Configuration]:
 def _document(path: Path) -> PublishedDocument:
     raw = published.read(path)
     setups = [_configuration(setup | {"document": raw["id"]}) for setup in raw.get("configurations", ())]
-    shared: dict[str, JsonObject] = {"": {}}  # the fields that a run takes from its configuration, by name
-    shared |= {setup.name: _of_runs(setup) for setup in setups}
+    # From the name of a configuration (empty: a run names none) to the fields that its runs take from it.
+    shared: dict[str, JsonObject] = {"": {}, **{setup.name: _of_runs(setup) for setup in setups}}
     runs = [ServingRun(**shared[run.get("configuration", "")] | run) for run in raw.get("runs", ())]
     return PublishedDocument(**raw | {"configurations": tuple(setups), "runs": tuple(runs)})
 
@@ -173,11 +173,9 @@ def commands_of(task: str) -> str:
 
 
 def script(setup: Configuration, gone: Mapping[str, str]) -> str:
-    """The texts that the document gives, in the order in which they are used, as a shell script.
-
-    gone: from flags and variables that current engines no longer have to what replaces them (or an empty
-          text); a comment above a text names those that are in it
-    """
+    """The texts that the document gives, in the order in which they are used, as a shell script. gone: from
+    flags and variables that current engines no longer have to what replaces them, or an empty text; a comment
+    above a text names those that are in it"""
     heading = [
         f"{setup.name}: {setup.gpus} x {setup.hardware}, {setup.engine} {setup.version}".rstrip(),
         f"document: {setup.document}, {setup.where}",
@@ -222,8 +220,8 @@ def _section(setup: Configuration, part: str, text: str, file: str, gone: Mappin
         else:
             mended.append(f"mended: {mend.why}")
             text = text.replace(mend.old, mend.new)
-    starts_server = "server" if setup.server or setup.task_file else "docker"
-    if part == starts_server:
+    part_of_server = "server" if setup.server or setup.task_file else "docker"
+    if part == part_of_server:
         notes += [f"note: {note}" for note in _variables(setup)]
     exports = []  # a dstack task's environment, if its commands are given without it
     if part == "server" and setup.task_file:

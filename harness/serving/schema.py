@@ -1,8 +1,7 @@
 """One schema for what serving clients report.
 
-A throughput in tokens per second says nothing by itself: it may be of any kind of tokens, over any number of
-GPUs, of a whole engine or of its decode half. So each metric has its scope, kind of tokens, unit and
-statistic.
+A throughput in tokens per second may be of any kind of tokens, over any number of GPUs, of a whole engine or
+of its decode half. So each metric has its scope, kind of tokens, unit and statistic.
 """
 
 from __future__ import annotations
@@ -30,6 +29,12 @@ class StrictRecord(BaseModel):
     """A record of a file that comes from outside."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LenientRecord(StrictRecord):
+    """A record of which a file may have keys that nothing reads, because another version wrote it."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class Finding(StrictRecord):
@@ -190,7 +195,7 @@ class ServingRun(StrictRecord):
             return min(lengths) == max(lengths)
         if not totals.output_tokens or not totals.completed:
             return False
-        is_whole = requested == int(requested)  # trtllm-bench reports the mean of its data set
+        is_whole = requested == int(requested)  # a fraction is a mean over a data set (trtllm-bench)
         return totals.completed == 1 or (is_whole and totals.output_tokens == totals.completed * requested)
 
     def option(self, *names: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.serving.ab.plan import made
+from harness.serving.ab.plan import read_plan
 from harness.serving.ab.record import Record
 from shapes.case import Case
 from tests.support import written_runs
@@ -213,7 +213,7 @@ class World:
         of quick, by default a variable; tokens: of both."""
         quick: dict[str, Any] = {"env": {"QUICK": "1"}} if change is None else change
         client = "bench {url} {seed} {result} --max-concurrency 16"
-        plan = made(
+        plan = read_plan(
             {"launch": "serve {port} {image}", "client": client, "arms": {"base": {}, "quick": quick}}, "test"
         )
         names = [{"name": name, "found": False, "says": f"nothing installed reads {name}"} for name in unread]

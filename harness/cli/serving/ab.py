@@ -87,7 +87,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
         if out or options["predict"]:
             raise UsageError("--resume goes on with its own folder and predictions: no --out, no --predict")
         record = Record(Path(options["resume"]))
-        record.require_plan(plan or record.plan.model_copy(update=changes))
+        record.require_plan(plan or record.plan.model_copy(update=changes))  # refuses other changes, too
         plan, folder, names, predictions = record.plan, record.folder, record.names, record.predictions
     elif plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
@@ -100,15 +100,13 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     text = planned(plan, record, folder.absolute(), names, predictions, budget_s)
     if options["dry_run"]:
         if json_to:
-            about = {"plan": plan.model_dump(), "budget_s": budget_s}
-            write_json(json_to, {**about, **facts, "says": text})
+            write_json(json_to, {"plan": plan.model_dump(), "budget_s": budget_s, **facts, "says": text})
         if json_to != "-":
             print(text)
         return
     if record is None or ending(record) in UNFINISHED:
         require_programs(plan)
-    record = record or Record.begin(folder, plan, facts)
-    sys.exit(_run(record, text, budget_s, json_to, quiet))
+    sys.exit(_run(record or Record.begin(folder, plan, facts), text, budget_s, json_to, quiet))
 
 
 def _print_template(name: str, json_to: str | None) -> None:
@@ -125,19 +123,19 @@ def _print_template(name: str, json_to: str | None) -> None:
 def _plan(changes: JsonObject, options: Mapping[str, Any]) -> Plan | None:
     """The plan of the file, or of the options; None where neither is given. changes: fields that replace its
     own"""
-    from harness.serving.ab.plan import made
+    from harness.serving.ab.plan import read_plan
 
     file, launch, client, arms = (options[name] for name in ("file", "launch", "client", "arms"))
     if file and (launch or client or arms):
         raise UsageError("give FILE.toml, or --launch, --client and --arm, not both")
     if file:
-        return made({**read_toml(Path(file)), **changes}, file)
+        return read_plan({**read_toml(Path(file)), **changes}, file)
     if not (launch or client or arms):
         return None
     by_name = dict(parse_arm(text) for text in arms)
     if not launch or not client or len(arms) < 2 or len(by_name) < len(arms):
         raise UsageError("give --launch, --client and at least two --arm, each with a name of its own")
-    return made({"launch": launch, "client": client, "arms": by_name, **changes}, "--launch and --arm")
+    return read_plan({"launch": launch, "client": client, "arms": by_name, **changes}, "--launch and --arm")
 
 
 def parse_arm(text: str) -> tuple[str, JsonObject]:
@@ -156,8 +154,8 @@ def parse_arm(text: str) -> tuple[str, JsonObject]:
     return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(flags)}
 
 
-def _run(record: Record, plan: str, budget_s: float | None, json_to: str | None, quiet: bool) -> int:
-    """Measures what the record lacks, prints the result and returns the exit code. plan: as it is printed"""
+def _run(record: Record, plan_text: str, budget_s: float | None, json_to: str | None, quiet: bool) -> int:
+    """Measures what the record lacks, prints the result and returns the exit code. plan_text: of `planned`"""
     from harness.cli.serving.ab_display import shown
     from harness.progress import Progress
     from harness.report.terminal import show
@@ -166,7 +164,7 @@ def _run(record: Record, plan: str, budget_s: float | None, json_to: str | None,
 
     log = Progress(quiet).note
     if ending(record) in UNFINISHED:
-        log(plan)
+        log(plan_text)
         record.hold(log)
         handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a SIGTERM stops like Control-C
         try:

@@ -12,7 +12,7 @@ from harness.report.fitting_table import table_of
 from harness.report.terminal import plain_text
 from harness.report.text import ranged
 from harness.serving.ab.effect import LOOKS, MOST_PAIRS, confidence, looks, pairs_for, usual_spread
-from harness.serving.ab.expected import of_what
+from harness.serving.ab.expected import assumed_deployments
 from harness.serving.ab.plan import Plan, client_command, launch_command
 from harness.serving.ab.record import Record, pair_seconds
 from harness.serving.ab.result import NAMES, closing, in_percent, row, warning
@@ -53,9 +53,9 @@ def planned(
         f"{_time((looked_at[-1] + 1) * pair_s)} for {looked_at[-1]} pairs",
     ]
     if budget_s:
-        made = len(record.pairs()) if record else 0
-        launches = min(int(budget_s / pair_s), looked_at[-1] + 1 - made)  # of each arm
-        pairs = launches if made else max(0, launches - 1)  # the first one is thrown away
+        made = len(record.pairs()) if record else 0  # with pair 0
+        fitting = min(int(budget_s / pair_s), looked_at[-1] + 1 - made)  # with pair 0 if it is not made yet
+        pairs = fitting if made else max(0, fitting - 1)
         lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
     lines += ["", _needed(plan, pair_s)]
     notes = [warning(unread) for unread in names]
@@ -63,8 +63,8 @@ def planned(
         by = ranged(change, low, high, "+.2f", " %")
         arm = f"{prediction.of}: " if prediction.of else ""
         notes.append(f"expected: {arm}{NAMES[metric]} changes by {by}")
-    for text in of_what(predictions):
-        notes.append(f"note: {text}: nothing here says whether the plan's is that")
+    for text in assumed_deployments(predictions):
+        notes.append(f"note: {text}: check that the plan is for these, too")
     if notes:
         lines += ["", *notes]
     return "\n".join(lines)
@@ -73,21 +73,18 @@ def planned(
 def _needed(plan: Plan, pair_s: float) -> str:
     """A table of the number of pairs that find an effect four times in five."""
     spread, arms = usual_spread(plan.metric, plan.concurrency), len(plan.others)
-    rows = []
+    column, rows = f"effect on {NAMES[plan.metric]}", []
     for change in CHANGES:
-        at_four_looks = None if plan.pairs else pairs_for(change, spread, confidence(None, arms), LOOKS)
-        at_one_look = pairs_for(change, spread, confidence(1, arms))
-        pairs = at_four_looks or at_one_look
+        by_looks = None if plan.pairs else pairs_for(change, spread, confidence(None, arms), LOOKS)
+        pairs = by_looks or pairs_for(change, spread, confidence(1, arms))  # looked at once, after them all
         if pairs is None:
             needed = f"over {MOST_PAIRS}"
-        elif at_four_looks or plan.pairs:
+        elif by_looks or plan.pairs:
             needed = str(pairs)
         else:
             needed = f"{pairs}, by --pairs {pairs}: the four looks do not reach"
         time = _time((pairs + 1) * pair_s) if pairs else ""
-        rows.append(
-            {f"effect on {NAMES[plan.metric]}": f"{change:g} %", "pairs needed": needed, "time": time}
-        )
+        rows.append({column: f"{change:g} %", "pairs needed": needed, "time": time})
     where = f"where launches differ by {spread:g} %, as on 8 MI355X with DeepSeek-R1"
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
     return f"{plain_text(table_of(rows))}\n{where}{unseen}"

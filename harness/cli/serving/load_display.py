@@ -135,8 +135,7 @@ def _load(run: ServingRun) -> str:
 def _output(run: ServingRun) -> str:
     """Output throughput and its scope; where the run has none, the throughput of other tokens, named so."""
     for tokens, kind in (("output", ""), ("total", " in+out"), ("unknown", " of ?")):
-        metric = run.metric("throughput", tokens=tokens)
-        if metric:
+        if metric := run.metric("throughput", tokens=tokens):
             number = f"{metric.value:.5g}{kind} / {SCOPES.get(metric.scope, '?')}"
             return number + (DERIVED if metric.derived else "")
     return ""
@@ -170,8 +169,7 @@ def _counts(severities: Counter[Severity]) -> str:
     """`1 wrong, 2 notes`"""
     parts = []
     for severity in SEVERITIES:
-        count = severities[severity]
-        if count:
+        if count := severities[severity]:
             parts.append(f"{count} notes" if severity == "note" and count > 1 else f"{count} {severity}")
     return ", ".join(parts)
 

@@ -33,6 +33,7 @@ TIME = re.compile(r"(?P<number>[0-9]*\.?[0-9]+)(?P<unit>ms|s|us)?")
 PARALLEL = re.compile(r"tp(?P<tp>\d+)(?:[ ,+]*ep(?P<ep>\d+))?")
 MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
             "absorbed_bmm", "elementwise")  # fmt: skip
+"""The op classes that a message proposes: those that steps have."""
 CHANGE_FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
 NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
 CHANGE = re.compile(
@@ -111,8 +112,7 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     else:
         loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
-    parallel = model.structure.parallel
-    predicted = Deployment(model_named("deepseek-r1"), parallel, kv=options["kv_dtype"]).text
+    predicted = Deployment(model_named("deepseek-r1"), model.structure.parallel, kv=options["kv_dtype"]).text
     if deployment_of_cases not in ("", predicted):
         note = f"{cases} is of {deployment_of_cases}: only its load and drafts are taken"
         model = replace(model, notes=(*model.notes, note))
@@ -260,8 +260,7 @@ def _record(
             input_len=load.mean_isl, output_len=load.mean_osl, range_ratio=load.range_ratio, request_rate=0.0,
             concurrency=load.concurrency, num_prompts=load.concurrency * load.waves,
         )  # fmt: skip
-        of_load = {"recv_interval": load.recv_interval, "workload": workload}
-        setting = model.setting.model_copy(update=of_load)
+        setting = model.setting.model_copy(update={"recv_interval": load.recv_interval, "workload": workload})
         row = (
             f"{model.system.hardware} {model.system.engine} {setting.note} {options['lengths']} "
             f"c{load.concurrency}: {', '.join(changes)}"
@@ -294,8 +293,9 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     throughput, and how many points lie in their 90 % intervals: uncalibrated, calibrated on two points, and
     on all of the shortest lengths. The constants are those of other machines and engines; some kernel times
     of gfx942 (MI300X, MI325X) were fitted to MI325X's server. The exit code is 1 where over all servers TPOT
-    is more than 7 % off when calibrated on the shortest lengths (with drafts 10 % when calibrated on two
-    points), or fewer than 85 % lie inside. `ledger` shows what changes of kernels were worth."""
+    is more than 7 % off when calibrated on the shortest lengths, or over those with drafts more than 10 %
+    when calibrated on two points, or fewer than 85 % lie inside. `ledger` shows what changes of kernels were
+    worth."""
     from harness.cli.serving.predict_display import validation, validation_json
     from harness.serving.link.validation import validated
 

@@ -20,22 +20,22 @@ from harness.serving.link.predictions import SHOWN, Outlook, change_in_per_cent,
 from harness.serving.link.validation import MODES, QUANTITIES, PredictedServer, Validation
 
 CALIBRATED_ON = dict(zip(MODES, ("no", "on two", "shortest"), strict=True))
-"""The name in tables of each way to calibrate."""
+"""The name in tables of each way to calibrate: not, on two points, on all points of the shortest lengths."""
 NEGLIGIBLE = 0.005  # share of TPOT
 
 
 def prediction(
     link: Link, outlooks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> RenderableType:
-    """What `predict` or `what-if` prints, with the answer first. changes: as the user wrote them"""
+    """What `predict` prints, or `what-if`: with changes what they are worth; always what each op can give,
+    and with a target the speedups that reach it. changes: as the user wrote them"""
     system, last, load = link.system, outlooks[-1], outlooks[0].load
     calibration = f"calibrated on {', '.join(system.calibrate)}" if system.calibrate else "not calibrated"
     shortest = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
     lengths = f"lengths {shortest}{load.isl} in and {load.osl} out"
     if system.drafts:
         unknown = " (not known)" if link.length_deviation else ""
-        speculation = f"--drafts {system.drafts}, accept length {load.accept_length:.4g}{unknown}"
-        lengths = f"{speculation}; {lengths}"
+        lengths = f"--drafts {system.drafts}, accept length {load.accept_length:.4g}{unknown}; {lengths}"
     server = f"{link.gpus} x {system.hardware.upper()} with {system.engine}"
     where = f"DeepSeek-R1 FP8 on {server}, {link.structure.parallel.text}, {calibration}; {lengths}"
     parts: list[RenderableType] = [where]
@@ -102,6 +102,7 @@ def _notes(link: Link, outlook: Outlook) -> Notes:
         ("model", f"TPOT = {step} + stall. A decode step is a + k times the sum of its kernels; the stall is "
          f"p times the prefills of other requests, by which those that decode wait. {constants}; a in ms"),
         ("times", f"of kernels: {link.structure.source}"),
+        # A place is one of the requests in flight; see `waves` of harness.serving.link.load.Load.
         ("note", f"intervals are of 90 %{published}; mean TTFT is of a run of 10 requests for each place, on "
          f"{server}"),
         *(("note", line) for line in dict.fromkeys((*link.notes, *assumptions))),
@@ -172,6 +173,7 @@ def validation(found: Validation) -> RenderableType:
     """All servers together, then each of them."""
     servers = found.servers
     notes = [
+        # `inside` is the number of points in their intervals, of all points; then how wide the intervals are.
         ("a cell", "mean absolute error (bias); inside: points in their 90 % intervals, which are so wide"),
         ("constants", "those of all other machines and engines; what calibrates a server is not predicted; "
          "some kernel times of gfx942 (MI300X, MI325X) were fitted to MI325X's server"),

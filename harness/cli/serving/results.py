@@ -115,8 +115,8 @@ def engines_of(texts: Sequence[str]) -> dict[str, str]:
 @click.argument("files", nargs=-1, metavar="[LEDGER...]")
 @json_option("Write JSON there instead of a table.")
 def ledger(files: tuple[str, ...], json_to: str | None) -> None:
-    """Show what was predicted of serving beside what was observed. For each change of kernels, and whether
-    the prediction explains it. Without LEDGER it counts those of all ledgers under results/."""
+    """Show what was predicted of serving beside what was observed. It does so for each change of kernels, and
+    says whether the prediction explains it. Without LEDGER it counts those of all ledgers under results/."""
     require_writable(json_to, None)
     print_ledgers(files, json_to)
 

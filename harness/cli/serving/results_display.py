@@ -54,8 +54,7 @@ def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> Rendera
         metric, run = quantity.metric, quantity.run
         gpus = f"{all_gpus(run)} " if all_gpus(run) else ""
         machine = f"{gpus}{run.hardware or 'unknown hardware'}"
-        server = f"{machine} {run.engine or 'unknown engine'} {run.version}".rstrip()
-        lines.append(f"{name}  {run.id}: {server}")
+        lines.append(f"{name}  {run.id}: {machine} {run.engine or 'unknown engine'} {run.version}".rstrip())
         number = f"{significant(metric.value, 4)} {metric.unit}"
         lines.append(f"   {_metric_text(metric)}: {number}, scope {metric.scope}")
         if side.steps:
@@ -110,10 +109,8 @@ def ledger_text(rows: Sequence[LedgerRow], with_rows: bool) -> RenderableType:
     parts: list[RenderableType] = [_summary([line for row in rows for line in ledger_lines(row)]), ""]
     if not with_rows:
         parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
-        example = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
-        return Group(
-            *parts, "the rows of one:", whole_line(COMMAND + example), "", printed_notes(WORDS_OF_SUMMARY)
-        )
+        example = whole_line(COMMAND + command("serving", "ledger", next(iter(by_ledger), "LEDGER")))
+        return Group(*parts, "the rows of one:", example, "", printed_notes(WORDS_OF_SUMMARY))
     for ledger, own in by_ledger.items():
         parts += [ledger, ""]
         for row in own:
@@ -150,7 +147,7 @@ def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
     lines = ledger_lines(row)
     if not lines:
         yield dict.fromkeys(COLUMNS, "") | {"quantity": "neither predicted nor observed yet"}
-    above = None  # the observation of the line above
+    above = None  # the observation of the line before: lines of several predictions have the same one
     for line in lines:
         seen, predicted, quantity = line.observation, line.prediction, line.quantity
         if seen and seen is not above:

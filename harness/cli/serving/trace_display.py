@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,8 +18,8 @@ from harness.serving.trace.result import NO_TIME, KernelTime, Times, Trace
 
 
 def trace_text(trace: Trace, phase: Phase | None, top: int) -> RenderableType:
-    """What `serving trace` prints of the steps of a phase, or of all, then with a table of the median step of
-    each phase. It lists the first `top` kernels."""
+    """What `serving trace` prints: sums over the steps of a phase or, without one, over the whole trace; then
+    the median step of the phase, or of each; then the first `top` kernels, and those of no known class."""
     parts: list[RenderableType] = [*_head(trace), "", *_classes(trace, phase)]
     if len(trace.steps) > 1:
         for phase_of_steps in trace.phases():
@@ -63,9 +64,7 @@ def _head(trace: Trace) -> Iterator[str]:
 def _classes(trace: Trace, phase: Phase | None) -> list[RenderableType]:
     """The table of op classes, with a line for their sum."""
     classes = trace.by_class(phase)
-    total = NO_TIME
-    for times in classes.values():
-        total = total.plus(times)
+    total = functools.reduce(Times.plus, classes.values(), NO_TIME)
     rows = []
     for name, times in [*classes.items(), ("sum", total)]:
         exposure = _percent(times.exposed_ns, times.time_ns)
@@ -96,8 +95,7 @@ def _per_step(trace: Trace, phase: Phase) -> list[RenderableType]:
 
 
 def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> list[RenderableType]:
-    """The table of the first `top` kernels. Each has its shapes in the order of their time. on: `gpu`, or
-    `cpu`, where they are operators"""
+    """The table of the first `top` kernels. on: `gpu`, or `cpu`, where they are operators"""
     if not top or not kernels:
         return []
     total = sum(kernel.time_ns for kernel in kernels)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Columns, PageSection, anchor, table
@@ -16,6 +16,7 @@ from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
 from harness.serving.link.predictions import Need, Share, worth
+from harness.serving.schema import LenientRecord
 
 QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip
@@ -25,19 +26,13 @@ IN_DECODE, IN_STALL = "decode step", "stall by other requests' prefills"
 AS_IT_IS, BEFORE_CHANGES, AFTER_CHANGES = "as it is", "before the changes", "after the changes"
 
 
-class Record(BaseModel):
-    """A part of the document. Fields that no page shows are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class Offered(Record):
+class Offered(LenientRecord):
     isl: int
     osl: int
     concurrency: int
 
 
-class Workload(Record):
+class Workload(LenientRecord):
     load: Offered
     tpot: Value
     ttft_mean: Value
@@ -50,7 +45,9 @@ class Workload(Record):
         return next((change for change in self.changes if change.quantity == quantity), None)
 
 
-class Document(Record):
+class Document(LenientRecord):
+    """What `serving predict --json` or `what-if --json` writes, as far as the page shows it."""
+
     hardware: str = ""
     engine: str = ""
     parallel: str = ""
@@ -133,28 +130,19 @@ def _bars(marks: list[dict[str, Any]]) -> alt.TopLevelMixin:
         if mark["phase"] == IN_STALL:
             mark["order"] += 1000  # more than there are classes: all stalls follow all decode steps
     tooltip = tooltips(kernel="", **{"class": "op class"}, phase="in", origin="time from")
-    return (
-        alt.Chart({"values": marks})
-        .mark_bar(stroke="#ffffff", strokeWidth=0.5)
-        .encode(
-            x=alt.X("ms:Q", stack="zero", title="of TPOT, ms", scale=alt.Scale(zero=True)),
-            y=alt.Y("concurrency:O", title="concurrency, requests"),
-            color=alt.Color(
-                "class:N",
-                scale=classes,
-                legend=alt.Legend(title=None, orient="bottom", columns=5, symbolOpacity=1),
-            ),
-            opacity=alt.Opacity(
-                "phase:N",
-                scale=alt.Scale(domain=[IN_DECODE, IN_STALL], range=[1.0, 0.45]),
-                legend=alt.Legend(title=None, orient="top", symbolFillColor="#555555"),
-            ),
-            order="order:Q",
-            tooltip=[*tooltip, alt.Tooltip("ms:Q", title="of TPOT, ms", format=".4f")],
-            description="aria:N",
-        )
-        .properties(width=WIDTH, height=alt.Step(34))
-    )
+    class_legend = alt.Legend(title=None, orient="bottom", columns=5, symbolOpacity=1)
+    phase_legend = alt.Legend(title=None, orient="top", symbolFillColor="#555555")
+    paleness = alt.Scale(domain=[IN_DECODE, IN_STALL], range=[1.0, 0.45])
+    bars = alt.Chart({"values": marks}).mark_bar(stroke="#ffffff", strokeWidth=0.5)
+    return bars.encode(
+        x=alt.X("ms:Q", stack="zero", title="of TPOT, ms", scale=alt.Scale(zero=True)),
+        y=alt.Y("concurrency:O", title="concurrency, requests"),
+        color=alt.Color("class:N", scale=classes, legend=class_legend),
+        opacity=alt.Opacity("phase:N", scale=paleness, legend=phase_legend),
+        order="order:Q",
+        tooltip=[*tooltip, alt.Tooltip("ms:Q", title="of TPOT, ms", format=".4f")],
+        description="aria:N",
+    ).properties(width=WIDTH, height=alt.Step(34))
 
 
 def _by_concurrency(forecast: Document, title: str, quantity: tuple[str, str, str, str]) -> Chart:
@@ -182,8 +170,8 @@ def _by_concurrency(forecast: Document, title: str, quantity: tuple[str, str, st
     return Chart(
         anchor("forecast", title, name),
         f"{name} by concurrency",
-        "A point is the prediction at one concurrency, its line and band the 90 % interval; after "
-        "changes that of the change alone, put upon the value before.",
+        "A point is the prediction at one concurrency, its line and band are the 90 % interval. After "
+        "changes the interval is the value before plus the interval of the change alone.",
         _lines(marks, f"{name}, {unit}", forecast.target_tpot_ms if key == "tpot" else None),
         table(marks, columns),
         len(marks),

@@ -33,18 +33,14 @@ def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
     rows = [row.model_copy(update={"id": name}) for row, name in zip(rows, names, strict=True)]
     lines = [line for row in rows for line in ledger_lines(row)]
     empty = [row.id for row in rows if not ledger_lines(row)]
+    kinds = grouped(lines, lambda line: (line.quantity, line.unit))
+    notes = [(", ".join(ids), text) for text, ids in explanations(rows).items()]
     return PageSection(
         anchor=anchor("ledger", title),
         title=title,
         headline=_headline(lines),
-        charts=[
-            _chart(of_kind, title)
-            for of_kind in grouped(lines, lambda line: (line.quantity, line.unit)).values()
-        ],
-        notes=[
-            *((", ".join(ids), text) for text, ids in explanations(rows).items()),
-            *((name, "nothing predicted, nothing observed") for name in empty),
-        ],
+        charts=[_chart(of_kind, title) for of_kind in kinds.values()],
+        notes=[*notes, *((name, "nothing predicted, nothing observed") for name in empty)],
     )
 
 
@@ -94,7 +90,7 @@ def _row(name: str, line: LedgerLine) -> dict[str, Any]:
     return row | {
         "before": observed.before if observed else None,
         "off": line.off,
-        "off_text": line.off_text if line.off is None else f"{line.off:+.1%}",  # else in its unit
+        "off_text": line.off_text if line.off is None else f"{line.off:+.1%}",
         "verdict": line.verdict,
         "blind": is_blind if predicted and observed else "",
     }

@@ -73,33 +73,27 @@ def _headline(replay: Replay) -> str:
 
 
 def _charts(replay: Replay, prefix: str) -> Iterator[Chart]:
-    points = change_marks(replay)
-    if points:
+    if points := change_marks(replay):
         yield Chart(
-            anchor=f"{prefix}-changes",
-            title="What each arm changes",
-            reading=(
-                "Left of the dashed line an arm is faster than the base. The whole step comes from paired "
-                "rounds, with its 90 % interval; the swapped calls alone are those of all layers, without "
-                "the rest of the step. The base again is the base against itself: the change that is none."
-            ),
-            picture=changes(points),
-            table=_changes_table(replay),
-            marks=len(points),
+            f"{prefix}-changes",
+            "What each arm changes",
+            "Left of the dashed line an arm is faster than the base. The whole step comes from paired "
+            "rounds, with its 90 % interval; the swapped calls alone are those of all layers, without "
+            "the rest of the step. The base again is the base against itself, which shows the noise.",
+            changes(points),
+            _changes_table(replay),
+            len(points),
         )
-    bars = place_marks(replay)
-    if bars:
+    if bars := place_marks(replay):
         yield Chart(
-            anchor=f"{prefix}-places",
-            title="The step's calls alone",
-            reading=(
-                "Of each place of the step the calls of all layers, without the rest of the step, in the "
-                "step's order: the base's, and below it those of an arm that swaps them. In the step they "
-                "take more or less, as caches and neighbours have it."
-            ),
-            picture=by_place(bars),
-            table=_places_table(replay),
-            marks=len(bars),
+            f"{prefix}-places",
+            "The step's calls alone",
+            "A place is one call of a layer. A bar is the time of a place's calls in all layers, made "
+            "without the rest of the step: first the base's, then those of each arm that swaps them. In "
+            "the step they take more or less, because other kernels run before them and fill the caches.",
+            by_place(bars),
+            _places_table(replay),
+            len(bars),
         )
 
 
@@ -157,22 +151,16 @@ def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
     """For each place of the step a bar for each arm, coloured by op class."""
     classes = shared.op_colours(mark["class"] for mark in marks)
     legend = alt.Legend(title=None, orient="bottom", columns=5)
-    return (
-        alt.Chart({"values": list(marks)})
-        .mark_bar()
-        .encode(
-            x=alt.X("ms:Q", title="of the step's calls alone, ms", scale=alt.Scale(zero=True)),
-            y=shared.names_axis("place"),
-            yOffset=alt.YOffset("arm:N", sort=None),
-            color=alt.Color("class:N", scale=classes, legend=legend),
-            tooltip=[
-                *tooltips(place="", arm="", **{"class": "op class"}),
-                alt.Tooltip("ms:Q", title="alone, ms", format=".4f"),
-            ],
-            description="aria:N",
-        )
-        .properties(width=shared.WIDTH, height=alt.Step(9, **{"for": "offset"}))
-    )
+    tooltip = tooltips(place="", arm="", **{"class": "op class"})
+    bars = alt.Chart({"values": list(marks)}).mark_bar()
+    return bars.encode(
+        x=alt.X("ms:Q", title="of the step's calls alone, ms", scale=alt.Scale(zero=True)),
+        y=shared.names_axis("place"),
+        yOffset=alt.YOffset("arm:N", sort=None),
+        color=alt.Color("class:N", scale=classes, legend=legend),
+        tooltip=[*tooltip, alt.Tooltip("ms:Q", title="alone, ms", format=".4f")],
+        description="aria:N",
+    ).properties(width=shared.WIDTH, height=alt.Step(9, **{"for": "offset"}))
 
 
 def change_marks(replay: Replay) -> list[dict[str, Any]]:

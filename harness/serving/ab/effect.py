@@ -103,9 +103,7 @@ def effect(
 
 def power(change: float, pairs: int, launch_spread: float, level: float) -> float:
     """The chance that two or more pairs tell a change from none.
-
-    change, launch_spread: in per cent; level: the confidence of the interval
-    """
+    change, launch_spread: in per cent; level: the confidence of the interval"""
     from scipy.special import nctdtr
 
     shift = math.log1p(change / 100) / (launch_spread / 100 * math.sqrt(2 / pairs))
@@ -116,9 +114,7 @@ def pairs_for(
     change: float, launch_spread: float, level: float, among: Sequence[int] = range(2, MOST_PAIRS + 1)
 ) -> int | None:
     """The least of these numbers of pairs that finds a change four times in five; None if none does.
-
-    change, launch_spread, level: as for `power`; among: in ascending order, from 2 on
-    """
+    change, launch_spread, level: as for `power`; among: in ascending order, from 2 on"""
     return next((pairs for pairs in among if power(change, pairs, launch_spread, level) >= POWER), None)
 
 
@@ -127,11 +123,11 @@ def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
     interval by then, in per cent. None if more than MOST_PAIRS would be needed, or if there is one pair."""
     if found.launch_spread is None:
         return None
-    from_one = abs(math.log(found.ratio))
-    narrow_enough = max(from_one, math.log1p(margin / 100) - from_one)  # for a difference, or for `same`
+    distance = abs(math.log(found.ratio))
+    to_margin = math.log1p(margin / 100) - distance
     for pairs in range(found.pairs + 1, MOST_PAIRS + 1):
         deviation = found.launch_spread / 100 * math.sqrt(2 / pairs)  # of the mean over pairs
         half_width = students_t(pairs - 1, found.confidence) * deviation
-        if half_width < narrow_enough:
+        if half_width < max(distance, to_margin):  # the interval is without 1, or within the margin
             return pairs - found.pairs, 100 * half_width
     return None

@@ -38,30 +38,24 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     for name in names:
         path = Path(name)
         if path.suffix == ".json" and path.name != "run.json":
-            predictions += _of_file(plan, path)
+            predictions += _predictions_of_file(plan, path)
         else:
             runs.append(name)
     if runs:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            predictions += [item.model_copy(update={"of": arm}) for item in of_link(plan, changes)]
+            predictions += [item.model_copy(update={"of": arm}) for item in link_predictions(plan, changes)]
     return predictions
 
 
-def _of_file(plan: Plan, path: Path) -> list[Prediction]:
+def _predictions_of_file(plan: Plan, path: Path) -> list[Prediction]:
     """The predictions in a file of `serving what-if --json` for the plan's concurrency. Raises UsageError if
     the plan's commands name another engine, number of GPUs or length. Machine and model are only noted."""
     try:
         document = json.loads(path.read_bytes())
         where = f"{PREDICTED_OF}DeepSeek-R1 on {document['gpus']} x {document['hardware'].upper()}"
-        fitting = [
-            workload
-            for workload in document["workloads"]
-            if workload["load"]["concurrency"] == plan.concurrency
-        ]
-        changes = [
-            Prediction.model_validate(change) for workload in fitting for change in workload["changes"]
-        ]
+        fitting = [each for each in document["workloads"] if each["load"]["concurrency"] == plan.concurrency]
+        changes = [Prediction.model_validate(change) for each in fitting for change in each["changes"]]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -74,7 +68,7 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     predicted_for = {"drafts": 0, **document, **fitting[0]["load"]}
     unlike = [
         f"{name} {predicted_for[name]}, in the plan {value}"
-        for name, value in _of_commands(plan).items()
+        for name, value in _deployment(plan).items()
         if value is not None and value != predicted_for[name]
     ]
     if unlike:
@@ -82,24 +76,24 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     return [change.model_copy(update={"assumptions": (where, *change.assumptions)}) for change in changes]
 
 
-def of_what(predictions: Iterable[Prediction]) -> list[str]:
-    """The model and the machine of each predicting file, which nothing compares with those of the plan."""
+def assumed_deployments(predictions: Iterable[Prediction]) -> list[str]:
+    """`predicted of DeepSeek-R1 on 8 x H200` for each file of predictions. No command of a plan names the
+    model and the machine, so a reader has to compare them."""
     texts = dict.fromkeys(text for prediction in predictions for text in prediction.assumptions)
     return [text for text in texts if text.startswith(PREDICTED_OF)]
 
 
-def _of_commands(plan: Plan) -> JsonObject:
+def _deployment(plan: Plan) -> JsonObject:
     """Engine, number of GPUs, lengths and draft tokens by the plan's commands; None where they do not say."""
     command = f"{plan.image} {plan.launch}"
     tp = re.search(TP, plan.launch)
     drafts = DRAFTS.search(plan.launch)
     if drafts is None and "--speculative" in plan.launch:
         raise UsageError("--predict: the launch command does not say how many tokens a step drafts")
-    if drafts is None:
-        draft_tokens = 0
-    elif drafts["drafted"]:
+    draft_tokens = 0
+    if drafts and drafts["drafted"]:
         draft_tokens = int(drafts["drafted"])
-    else:  # SGLang's num-draft-tokens also counts the token that is verified with the drafts
+    elif drafts:  # SGLang's num-draft-tokens also counts the token that is verified with the drafts
         draft_tokens = int(drafts["verified"]) - 1
     return {
         "engine": next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", command)), None),
@@ -112,13 +106,13 @@ def _of_commands(plan: Plan) -> JsonObject:
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
     """The change of each op that a run timed under the variables of both arms: in each case that of the
-    implementation which is the fastest under the base's variables. The interval shows the scatter over cases.
-    """
+    implementation that is fastest under the base's variables. The interval shows the scatter over cases."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
         before = _setting(run.settings, plan.variables(plan.base))
         after = _setting(run.settings, plan.variables(arm))
         cells = load(str(folder))
+        # `arm` is the name of a setting in records.
         times_us = cells[cells.status == "ok"].pivot_table("time_us", ["case", "impl"], "arm")
         if before == after or not {before, after} <= set(times_us.columns):
             continue
@@ -131,24 +125,20 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
-    """The name of the setting under which a run measured what the arm has; None if there is none. Variables
-    of the arm that no setting of the run has do not count.
-
-    settings: the variables of each setting of the run; variables: those of the arm
-    """
+    """The name of the setting of a run that has the values of an arm's variables; None if there is none.
+    Variables of the arm that no setting of the run has do not count."""
     varied = {name for setting in settings.values() for name in setting}
     of_arm = {name: value for name, value in variables.items() if name in varied}
     return next((name for name, setting in settings.items() if setting == of_arm), None)
 
 
-def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
+def link_predictions(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
     """What changes of kernels are worth to the server that the plan's commands describe. Raises UsageError if
     there is no change, or if the commands do not describe it."""
     if not changes:
-        raise UsageError(
-            "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
-        )
-    deployment = _of_commands(plan)
+        why = "no run timed a kernel under the variables of both arms: `toggle` makes one"
+        raise UsageError(f"--predict: {why}")
+    deployment = _deployment(plan)
     isl, osl = deployment["isl"], deployment["osl"]
     if not (plan.concurrency and isl and osl):
         raise UsageError("--predict: the client command does not say both lengths and a concurrency")

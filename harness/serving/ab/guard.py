@@ -4,7 +4,7 @@
 
 Engines start processes that start processes. The guard is their ancestor. Where Linux allows it, it adopts
 the orphans among them, so that it finds all of them, also those in a session of their own. It ends them when
-its pipe of orders says `stop`, and when that pipe closes: then its parent is gone, perhaps by kill -9.
+the pipe ORDERS_FD closes: its parent closed it, or is gone, perhaps by kill -9.
 
     GRACE: seconds between SIGTERM to the command and SIGKILL to all that is left
     STOP:  a command, as a JSON list, that is run first (`docker stop ...`); [] for none
@@ -91,7 +91,7 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
         until = time.monotonic() + grace / 3
         are_left = True
         while are_left and time.monotonic() < until:
-            # Collected after the look: else the last one could end between the two, and its code be lost.
+            # In this order: if the command ended between the two, this loop would end without its code.
             are_left = bool(descendants(os.getpid()))
             ended = _reap(child)
             code = code if ended is None else ended

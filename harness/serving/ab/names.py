@@ -1,8 +1,8 @@
 """Looks up the names by which arms differ in the installed engine. If nothing reads a variable or a flag,
 that is the simplest explanation of a gain that vanished.
 
-A name in a comment or a docstring does not count, and neither does the line that declares it. Names that are
-put together at run time are not found, so the result is only a warning.
+A name in a comment or a docstring does not count, nor one that a list or a table only has. Names that are put
+together at run time are not found, so the result is only a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.files import JsonObject
 from harness.serving.ab.plan import FOREIGN, SHELLS, Command, Plan, launch_command
-from harness.serving.ab.templates import gone
+from harness.serving.ab.templates import GONE
 
 ASK = """import importlib.util, json, sys
 spec = importlib.util.find_spec(sys.argv[1]) if sys.argv[1] else None
@@ -33,17 +33,19 @@ PYTHON, C = (".py",), (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
 # What is no code: docstrings and comments.
 NO_PYTHON = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)
 NO_C = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-# How a name is read. In Python: as `.NAME`; as a string after other text in its line, or after a bracket that
-# ends a line; as a string that begins a line, unless a comma or colon follows, as in a list or table.
+# What reads a name in Python: `.NAME`; "NAME" behind other text in its line, as in `getenv("NAME")`; "NAME"
+# in the line after an open bracket; "NAME" at the start of a line, but not as an item of a list or as a key.
 READ_IN_PYTHON = r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""
 READ_IN_C = '"NAME"'
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # a field of SGLang's server arguments
 
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
-    """An entry for each differing name that nothing reads: `name`, `found` (False) and `says`. If the engine
-    cannot be looked into, these are the names that templates.toml knows to be gone, after an entry without
-    `name`, whose `found` is None and whose `says` has the reason."""
+    """An entry for each differing name that nothing reads: `name`, `found` (False) and a text, `says`.
+
+    If the engine cannot be looked into, the first entry has no `name`, None as `found`, and the reason as
+    `says`. The others are the names that templates.toml knows to be gone.
+    """
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
@@ -55,9 +57,9 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
         unread = [*_variables(variables, roots), *_flags(flags, package)]
     except _NotLookedInto as why:
         entries.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
-        unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
+        unread = [(name, f"{name} is in none of today's engines") for name in names if name in GONE]
     for name, says in unread:
-        today = f"; today: {gone()[name]}" if gone().get(name) else ""
+        today = f"; today: {GONE[name]}" if GONE.get(name) else ""
         entries.append({"name": name, "found": False, "says": says + today})
     return entries
 
@@ -148,9 +150,10 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
     """Flags, each with its field if that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`."""
     for flag in re.findall(r"""["'](--[\w-]+)["']""", source):
         yield flag.replace("_", "-"), ""
-    fields = FIELD.split(source)
-    for field, text in zip(fields[1::2], fields[2::2], strict=True):
-        own = re.search(r"""cli_name\s*=\s*["'](--[\w-]+)""", text.partition("\n    ] = ")[0])
+    _, *pieces = FIELD.split(source)  # each field's name, then the text up to the next field
+    for field, text in zip(pieces[::2], pieces[1::2], strict=True):
+        annotation, _, _ = text.partition("\n    ] = ")
+        own = re.search(r"""cli_name\s*=\s*["'](--[\w-]+)""", annotation)
         yield own[1] if own else f"--{field.replace('_', '-')}", field
 
 

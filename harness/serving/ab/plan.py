@@ -136,9 +136,8 @@ class Plan(StrictRecord):
 
 def _unlike(arms: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
     """The names that do not have the same value in all arms, each of which is a list of (name, value)."""
-    every = [(name, value) for arm in arms for name, value in arm]
-    in_all = [pair for pair in every if all(pair in arm for arm in arms)]
-    return list(dict.fromkeys(name for name, value in every if (name, value) not in in_all))
+    pairs = [pair for arm in arms for pair in arm]
+    return list(dict.fromkeys(pair[0] for pair in pairs if not all(pair in arm for arm in arms)))
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Command:
         return " ".join([*words, shlex.join(self.words)])
 
 
-def made(values: Mapping[str, object], where: str) -> Plan:
+def read_plan(values: Mapping[str, object], where: str) -> Plan:
     """A plan whose commands can be filled in. Raises UsageError."""
     try:
         plan = Plan.model_validate(values)
@@ -173,8 +172,8 @@ def made(values: Mapping[str, object], where: str) -> Plan:
 
 
 def _examine(plan: Plan) -> None:
-    """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement. The
-    commands that it makes are only looked at, so their values stay at the defaults."""
+    """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement. No
+    command is run here, so the placeholders in commands have any values."""
     if "{port}" not in plan.launch:
         raise UsageError("no {port} in the launch command: each launch takes another port")
     if "{url}" not in plan.client and "{port}" not in plan.client:
@@ -209,9 +208,7 @@ def _examine(plan: Plan) -> None:
             stop_command(plan, arm)  # raises UsageError for what cannot be filled in
 
 
-def launch_command(
-    plan: Plan, arm: str, name: str = "a-name", port: int = 0, cache: Path = NOWHERE
-) -> Command:
+def launch_command(plan: Plan, arm: str, name: str = "name", port: int = 0, cache: Path = NOWHERE) -> Command:
     """The command that starts the server of an arm. Its flags come at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
@@ -234,7 +231,7 @@ def client_command(
     return _command(plan.client, "client", {**_values(arm, port, cache), **values})
 
 
-def stop_command(plan: Plan, arm: str, name: str = "a-name", port: int = 0) -> Command:
+def stop_command(plan: Plan, arm: str, name: str = "name", port: int = 0) -> Command:
     return _command(plan.stop, "stop", {**_values(arm, port, NOWHERE), "name": name})
 
 
@@ -252,8 +249,8 @@ def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with its placeholders filled in. Paths are absolute, because a command runs in a folder of its
-    own: there this repository's `kernels` and `tests` do not hide modules of an engine."""
+    """The text with its placeholders filled in. A path that exists becomes absolute: commands do not run in
+    this folder, because its `kernels` and `tests` could hide an engine's modules."""
     word = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
     option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
@@ -261,11 +258,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _command(text: str, what: str, values: Mapping[str, str | list[str]]) -> Command:
-    """Splits the text as a shell does; `A=1` in front sets a variable. Raises UsageError.
-
-    what:   the command's name in messages
-    values: what each placeholder stands for; a list stands for several words, or for none
-    """
+    """Splits the text as a shell does; `A=1` in front sets a variable. Raises UsageError. what: its name in
+    messages; values: what each placeholder stands for, where a list is several words, or none"""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

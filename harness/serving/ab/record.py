@@ -25,7 +25,7 @@ PLAN, JOURNAL = "ab.json", "journal.jsonl"
 class Record:
     """The record in a folder.
 
-    about:  what ab.json says; its `plan`, `names` and `predictions` are attributes of their own, too
+    about:  the content of ab.json; its `plan`, `names` and `predictions` are attributes of their own, too
     events: of the journal, in their order, each with `event` and `at`
     lock:   a descriptor with the folder's lock. Guards inherit it, so that it is free when no server is left
     """
@@ -57,12 +57,12 @@ class Record:
         for key, now in plan:
             before = getattr(self.plan, key)
             if before != now:
-                raise UsageError(
-                    f"{self.folder} was begun with another {key}: {str(before)[:80]}, now {str(now)[:80]}"
-                )
+                both = f"{str(before)[:80]}, now {str(now)[:80]}"
+                raise UsageError(f"{self.folder} was begun with another {key}: {both}")
 
     def hold(self, say: Callable[[str], None]) -> None:
-        """Takes the folder's lock, after the servers of a killed run. Raises UsageError if it is in use."""
+        """Takes the folder's lock. The guard of a server that a killed run left has it until that server has
+        ended. Raises UsageError if another process goes on with the record."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         owner, _ = take_lock(self.lock)
         if owner:
@@ -97,9 +97,9 @@ class Record:
         values = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in counted]
         return [of_pair for of_pair in values if None not in of_pair]
 
-    def launch_folder(self, about: Mapping[str, Any]) -> Path:
-        """The folder of an event's launch."""
-        name = f"{about['pair']:03d}-{about['attempt']}-{about['arm']}"
+    def launch_folder(self, launch: Mapping[str, Any]) -> Path:
+        """The folder of a launch. launch: has its pair, attempt and arm, as each event of it does"""
+        name = f"{launch['pair']:03d}-{launch['attempt']}-{launch['arm']}"
         return self.folder.absolute() / "launches" / name
 
 

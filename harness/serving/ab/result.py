@@ -108,7 +108,7 @@ def in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, 
 def differences(record: Record, arm: str) -> JsonObject:
     """The settings and variables, as the servers report them, in which an arm differs from the base: the
     values of both, [base, arm], by name. A variable is left out if the launches of one arm do not agree on
-    it, and if its value has a placeholder, which each launch fills in otherwise."""
+    it, and if its value has a placeholder: that is filled in anew for each launch."""
     before = servers(record, record.plan.base)
     after = servers(record, arm)
     differing: JsonObject = {"server_info": {}, "environment": {}}
@@ -141,8 +141,8 @@ def _findings(record: Record) -> Iterator[str]:
         elif all(server["server_info"] for server in servers(record, arm)):
             differing = differences(record, arm)
             if not differing["server_info"]:
-                names = ", ".join(differing["environment"]) or "none"
-                yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
+                names = ", ".join(differing["environment"]) or "no variable"
+                yield f"the servers of {arm} and {base} report the same settings; they differ in {names}"
     counted = [run for number, pair in record.pairs().items() if number > 0 for run in pair.values()]
     tokens = dict.fromkeys(plan.arms, 0)
     for run in counted:

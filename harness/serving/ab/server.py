@@ -36,7 +36,6 @@ TAIL = 65536  # bytes of the log's end that are read
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _PATTERNS = read_toml(Path(__file__).with_name("engines.toml"))
 FATAL = re.compile("|".join(_PATTERNS["fatal"]))
-# Keys of /server_info in which any two launches may differ.
 OF_ONE_LAUNCH = re.compile(rf"\b({'|'.join(_PATTERNS['of_one_launch'])})\b")
 IN_USE = re.compile("address already in use|port is already allocated", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)

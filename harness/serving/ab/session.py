@@ -28,9 +28,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 class Session:
     """The launches of one command. Pair 0 is launched like the others, and not counted.
-
-    budget_s: a pair is not begun if it would end later; say: takes a line of progress
-    """
+    budget_s: a pair is not begun if it would end later; say: takes a line of progress"""
 
     def __init__(self, record: Record, budget_s: float | None, say: Callable[[str], None]) -> None:
         self.plan, self.record, self.say = record.plan, record, say
@@ -56,8 +54,8 @@ class Session:
                 return
 
     def _is_decided(self, pairs: int) -> bool:
-        """Whether no further pair is needed. This is asked only after the fixed numbers of pairs."""
-        if pairs not in looks(self.plan.pairs)[:-1]:
+        """Whether all arms have a verdict. Verdicts are only made after the fixed numbers of pairs."""
+        if pairs not in looks(self.plan.pairs):
             return False
         verdicts = [effects(self.record, arm)[self.plan.metric].verdict for arm in self.plan.others]
         self.record.append("look", pairs=pairs, verdicts=verdicts)
@@ -84,63 +82,60 @@ class Session:
         self.record.append("given up", pair=pair, reason=why)
         return False
 
-    def _launch_on_free_port(self, about: dict[str, Any]) -> None:
+    def _launch_on_free_port(self, launch: dict[str, Any]) -> None:
         """Launches an arm, and launches it again if another process took the port meanwhile. Each launch has
         another port: a server hung that was started on the port of a killed one (sglang issue 22779).
-
-        about: pair, attempt and arm of the launch
-        """
+        launch: its pair, attempt and arm"""
         for left in reversed(range(PORTS)):  # attempts after this one
             number = len(self.record.of("launch"))
             first = self.plan.port + 10 * (number % 200)
             try:
                 with held_port(first) as port:
                     if port != first:
-                        self.say(f"  port {first} is taken by another process: {about['arm']} takes {port}")
-                    self._launch(about, number, port)
+                        self.say(f"  port {first} is taken by another process: {launch['arm']} takes {port}")
+                    self._launch(launch, number, port)
                 break
             except PortTaken as error:
                 if not left:
                     raise
                 self.say(f"  {error}: another port")
 
-    def _launch(self, about: dict[str, Any], number: int, port: int) -> None:
-        plan, record, arm = self.plan, self.record, about["arm"]
+    def _launch(self, launch: dict[str, Any], number: int, port: int) -> None:
+        plan, record, arm = self.plan, self.record, launch["arm"]
         name = re.sub(r"[^\w.-]", "-", f"ab-{record.folder.name}-{number}-{arm}")
-        folder, cache = record.launch_folder(about), record.folder.absolute() / "cache" / arm
+        folder, cache = record.launch_folder(launch), record.folder.absolute() / "cache" / arm
         folder.mkdir(parents=True, exist_ok=True)
         cache.mkdir(parents=True, exist_ok=True)
-        record.append("launch", **about, number=number, port=port, name=name)
+        record.append("launch", **launch, number=number, port=port, name=name)
         started, ok = time.monotonic(), False
         command = launch_command(plan, arm, name, port, cache)
-        guard: dict[str, Any] = {"keep": record.lock, "grace": plan.stop_timeout}
-        guard["stop"] = stop_command(plan, arm, name, port) if plan.stop else None
+        stop = stop_command(plan, arm, name, port) if plan.stop else None
+        log, grace = folder / "server.log", plan.stop_timeout
         try:
-            with Server(command, port, folder / "server.log", **guard) as server:
-                limit_s = plan.ready_timeout if about["pair"] > 0 else plan.first_ready_timeout
+            with Server(command, port, log, keep=record.lock, grace=grace, stop=stop) as server:
+                limit_s = plan.ready_timeout if launch["pair"] > 0 else plan.first_ready_timeout
                 ready_s = server.wait_ready(plan.ready, limit_s)
                 identity = server.identity()
                 document = {"command": str(command), **identity}
                 (folder / "server.json").write_text(json.dumps(document, indent=1), "utf-8")
                 facts = {key: identity[key] for key in ("engine", "version", "owned")}
-                record.append("ready", **about, seconds=round(ready_s, 1), **facts)
-                self._serve(server, folder, cache, about)
+                record.append("ready", **launch, seconds=round(ready_s, 1), **facts)
+                self._serve(server, folder, cache, launch)
             ok = True
         except HarnessError as error:
             reason = f"{arm}: {error}"
-            record.append("port taken" if isinstance(error, PortTaken) else "failed", **about, reason=reason)
+            record.append("port taken" if isinstance(error, PortTaken) else "failed", **launch, reason=reason)
             # After a RunFailed the pair is made again; any other error ends the A/B.
             kind = type(error) if isinstance(error, RunFailed) else NothingRan
             raise kind(reason) from None
         finally:
-            record.append("stopped", **about, seconds=round(time.monotonic() - started, 1), ok=ok)
+            record.append("stopped", **launch, seconds=round(time.monotonic() - started, 1), ok=ok)
 
-    def _serve(self, server: Server, folder: Path, cache: Path, about: dict[str, Any]) -> None:
+    def _serve(self, server: Server, folder: Path, cache: Path, launch: dict[str, Any]) -> None:
         """Warms the server up with other prompts, empties its prefix cache, and measures."""
-        plan, arm, seed = self.plan, about["arm"], self.plan.seed + about["pair"]
+        plan, arm, seed = self.plan, launch["arm"], self.plan.seed + launch["pair"]
         warm, result = folder / "warm-up.json", folder / "result.json"
-        warm_up_seed = seed + WARM_UP_SEEDS
-        warming = client_command(plan.for_warm_up(), arm, server.port, warm_up_seed, warm, cache)
+        warming = client_command(plan.for_warm_up(), arm, server.port, seed + WARM_UP_SEEDS, warm, cache)
         self._call(server, warming, folder / "warm-up.log")
         if plan.flush:
             self._flush(server)
@@ -157,8 +152,7 @@ class Session:
         suspect = [finding for finding in run.findings if finding.severity == "suspect"]
         facts: dict[str, Any] = {"seed": seed, "seconds": seconds, "metrics": metrics}
         facts["suspect"] = {item.rule: item.message.replace(f"{folder}/", "") for item in suspect}
-        facts["output_tokens"] = run.totals.output_tokens
-        self.record.append("measured", **about, **facts)
+        self.record.append("measured", **launch, **facts, output_tokens=run.totals.output_tokens)
         texts = [f"TPOT {metrics['tpot']:.2f} ms"] if metrics["tpot"] else []
         texts += [f"{metrics['throughput']:.0f} tok/s"] if metrics["throughput"] else []
         self.say(f"  {arm}: {', '.join(texts) or 'measured'}")
@@ -191,9 +185,7 @@ class Session:
 
 def whole_run(result: Path, asked: int | None) -> ServingRun:
     """The run in a client's file. Raises RunFailed if its numbers are wrong, or it is not one whole run.
-
-    asked: the number of requests that the plan's client was asked for; None: not said
-    """
+    asked: the number of requests that the plan's client was asked for; None: not said"""
     try:
         runs = load(result)
     except UsageError as error:

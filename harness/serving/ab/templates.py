@@ -11,12 +11,8 @@ from shapes.names import unknown
 
 MODEL = "/models/DeepSeek-R1-0528"
 TEMPLATES = read_toml(Path(__file__).with_name("templates.toml"))
-
-
-def gone() -> dict[str, str]:
-    """From flags and variables that current engines no longer have to what replaces them, if anything."""
-    replacements: dict[str, str] = TEMPLATES["gone"]
-    return replacements
+GONE: dict[str, str] = TEMPLATES["gone"]
+"""From flags and variables that current engines no longer have to what replaces them, if anything."""
 
 
 def _plans() -> dict[str, tuple[str, str]]:
@@ -44,7 +40,7 @@ def template_text(name: str) -> str:
         return _toml(*_plans()[name])
     for setup in configurations().values():
         if name in (setup.name, *setup.environments.values()):
-            return script(setup, gone())
+            return script(setup, GONE)
     known = [row["template"] for row in listed()]
     raise UsageError(unknown("template", name, known, "serving ab --template"))
 

@@ -22,7 +22,7 @@ def complete(draft: Draft) -> None:
         "input_tokens": _count(row, "total_isl", "tokens"),
         "output_tokens": _count(row, "total_osl", "tokens"),
     }  # fmt: skip
-    _examine_counts(draft)
+    _complete_counts(draft)
     config, version = row.inside("input_config"), row.text("aiperf_version")
     if version:
         draft.extra["aiperf_version"] = version
@@ -40,8 +40,8 @@ def _count(row: Fields, key: str, unit: str) -> int | None:
     return None if scale_inside(fields, unit) is None else fields.count("avg")
 
 
-def _examine_counts(draft: Draft) -> None:
-    """Compares tokens with their mean and the server's count; a missing total follows from the mean."""
+def _complete_counts(draft: Draft) -> None:
+    """Takes missing totals of tokens from the means, and compares others with them and the server's count."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for kind in ("output", "input"):
         mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]

@@ -53,8 +53,8 @@ class Console(Format):
         return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))  # by line
 
 
-def _run(table: Format, document: Document, block: Block, command: Command | None) -> ServingRun | None:
-    """The run of a block; None if the block has no numbers. table: what console.toml says"""
+def _run(console: Format, document: Document, block: Block, command: Command | None) -> ServingRun | None:
+    """The run of a block; None if the block has no numbers."""
     where = f"{document.path}:{block.line}"
     unsure = (*block.conflicts, block.cut)
     row = Fields(where, {key: text for key, text in block.values.items() if key not in unsure}, as_text=True)
@@ -65,13 +65,13 @@ def _run(table: Format, document: Document, block: Block, command: Command | Non
     if not block.closed:
         message = "the block is broken off: its last line is missing, and what came before it may be"
         row.find("truncated", "suspect", message)
-    values = _values(row, table)
+    values = _values(row, console)
     measured = {label: value for label, value in values.items() if label not in ("limit", "rate")}
     if all(value is None for value in measured.values()):
         return None
-    run = table.run(Fields(where, values, findings=row.findings))  # what it finds is added to the row's
-    client = _client(table, block, row)
-    notes = list(table.more["notes"].get(client, ()))
+    run = console.run(Fields(where, values, findings=row.findings))  # what it finds is added to the row's
+    client = _client(console, block, row)
+    notes = list(console.more["notes"].get(client, ()))
     backend = row.text("backend")
     asked = None
     if command and (contradiction := contradicts(command.asked(), run.workload, run.totals.completed)):
@@ -87,7 +87,7 @@ def _run(table: Format, document: Document, block: Block, command: Command | Non
         update={
             "client": f"{client}.console",
             "protocol": "" if block.offline else backend,
-            "engine": table.more["engines"].get(client) or engine(backend),
+            "engine": console.more["engines"].get(client) or engine(backend),
             "mode": "offline" if block.offline else "online",
             "notes": (*notes, *run.notes),
             "findings": tuple(row.findings),
@@ -96,19 +96,20 @@ def _run(table: Format, document: Document, block: Block, command: Command | Non
     )
 
 
-def _client(table: Format, block: Block, row: Fields) -> str:
+def _client(console: Format, block: Block, row: Fields) -> str:
     """The client that printed a block, by the labels that only it has."""
     labels = {*row.values, *(["offline"] if block.offline else [])}  # `offline` is of the header
-    clients = table.more["clients"].items()
+    clients = console.more["clients"].items()
     return next((name for name, own in clients if not labels.isdisjoint(own)), "vllm.serve")
 
 
-def _values(row: Fields, table: Format) -> dict[str, Any]:
-    """The block's numbers by labels without units; latencies are named as `mean_ttft_ms`."""
-    unit_of: dict[str, str] = {path: rule.unit for path, rule in table.metrics.items() if not rule.latencies}
-    unit_of["benchmark duration"] = "s"
-    latencies = {name for rule in table.metrics.values() for name in rule.latencies}
-    unitless = {*table.load.values(), *table.totals.values()} - {"limit", "rate"}  # these two are no labels
+def _values(row: Fields, console: Format) -> dict[str, Any]:
+    """The block's numbers by labels without units. Latencies are named as `mean_ttft_ms`; `limit` and `rate`
+    stand for the several labels that console.toml has of each."""
+    unit_of: dict[str, str] = {"benchmark duration": "s"}
+    unit_of |= {path: rule.unit for path, rule in console.metrics.items() if not rule.latencies}
+    latencies = {name for rule in console.metrics.values() for name in rule.latencies}
+    unitless = {*console.load.values(), *console.totals.values()} - {"limit", "rate"}
     values: dict[str, Any] = {}
     for key in row.values:
         label, _, unit = key.partition(" (")
@@ -120,9 +121,9 @@ def _values(row: Fields, table: Format) -> dict[str, Any]:
             values[label] = _scaled(row, key, unit.rstrip(")"), known)
         elif key in unitless:
             values[key] = row.number(key)
-        elif key in table.more["rate"]:
+        elif key in console.more["rate"]:
             values["rate"] = row.number(key, infinite=0.0)  # 0: all at once
-        elif key in table.more["limit"]:
+        elif key in console.more["limit"]:
             unlimited = str(row.take(key)).lower() in ("not set", "none")
             values["limit"] = None if unlimited else row.number(key)
     return values
@@ -156,9 +157,8 @@ class Command:
     printed: bool = False  # whether the client printed it itself
 
     def asked(self) -> Asked:
-        named = {
-            key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
-        }
+        not_given = ("", "None")
+        named = {key: text for key, text in self.options.items() if "$" not in text and text not in not_given}
         row = Fields("command", named, as_text=True)
         dataset = row.text("dataset_name") or formats()["console"].more["datasets"][self.program]
         kind = "random" if dataset.startswith("random") else dataset
@@ -184,8 +184,7 @@ class Command:
         load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
         load["input_len"] = isl + prefix if isl is not None else None
         load |= {"dataset": dataset, "output_len": osl, "range_ratio": range_ratio}
-        model = row.text("model")
-        return Asked(OfferedLoad(**load), model, notes, without_secrets(row.rest()))
+        return Asked(OfferedLoad(**load), row.text("model"), notes, without_secrets(row.rest()))
 
 
 def _requested_length(row: Fields, kind: str, side: str) -> float | None:
@@ -206,7 +205,7 @@ def command_of(block: Block, following: Block | None) -> Command | None:
 
 
 def contradicts(asked: Asked, block: OfferedLoad, completed: int | None) -> str:
-    """What a block tells otherwise than the command; empty if nothing. completed: requests of the block"""
+    """How a block contradicts the command; empty: it does not. completed: requests of the block"""
     requested = asked.load
     for name in ("concurrency", "request_rate", "warmup_s", "cooldown_s"):
         in_command, in_block = getattr(requested, name), getattr(block, name)

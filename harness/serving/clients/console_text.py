@@ -68,7 +68,7 @@ def blocks(text: str) -> Iterator[Block]:
     lines = plain(text)
     headers = {number: match for number, line in enumerate(lines) if (match := HEADER.search(line))}
     next_headers = [*headers, len(lines)][1:]
-    is_last_line_whole = not lines[-1][-1:].strip()  # it is empty after a newline, or ends in a blank
+    is_last_line_whole = not lines[-1][-1:].strip()  # if the text ends with a newline or a blank
     after_block = 0  # the first line after the block before
     for (header, match), next_header in zip(headers.items(), next_headers, strict=True):
         block = Block(header + 1, match[2].lower() != "serving", lines[after_block:header])
@@ -118,7 +118,7 @@ def _take(block: Block, line: str) -> bool:
 
 @functools.cache
 def _labels() -> set[str]:
-    """Labels whose lines belong to a block even if the value is no number, so that this is found."""
+    """Labels whose lines belong to a block whatever the value is: one that is no number is then reported."""
     table = formats()["console"]
     numbers = {*table.load.values(), *table.totals.values(), *table.metrics}
     return {"backend", *table.more["limit"], *table.more["rate"], *numbers}

@@ -26,10 +26,8 @@ def online(draft: Draft) -> None:
         unused = " / ".join("none" if length is None else f"{length:g}" for length in (isl, osl))
         isl, osl = draft.format.more["shared_prefix"]
         where = f"input and output length {isl} / {osl} from dstack's command"
-        why = (
-            f"random_input_len / random_output_len ({unused}) are defaults that {SHARED_PREFIX} does not use"
-        )
-        notes = [f"{where}: {why}", *notes]
+        why = f"({unused}) are defaults that {SHARED_PREFIX} does not use"
+        notes = [f"{where}: random_input_len / random_output_len {why}", *notes]
     load |= {"input_len": isl, "output_len": osl, "prefix_cached": shares_prefix}
     _unshift(draft)
     _machine(draft)

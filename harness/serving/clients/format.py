@@ -39,9 +39,10 @@ FILES = ("aiperf", "guidellm", "inference_perf", "inferencex", "trtllm", "sglang
 """In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and others."""
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
-BULK = ("generated_texts", "text_chunks", "cached_tokens", "cached_tokens_details")
+BULK = ("generated_texts", "text_chunks", "cached_tokens", "cached_tokens_details")  # never in `extra`
 LONGEST = 64  # entries of the longest list that stays in `extra`
 SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+"""Keys of measured numbers that most clients of servers write."""
 
 
 class Rule(StrictRecord):
@@ -158,7 +159,7 @@ class Format(StrictRecord):
     """A client's file as data. Paths are those of `Fields.at`."""
 
     name: str
-    own: frozenset[str] = frozenset()  # keys of this client; `a.b` is also key b of the objects in a list
+    own: frozenset[str] = frozenset()  # keys of this client, by which it is recognised: see `has`
     at_least: int = 3  # keys of `own` that a row has
     needs: frozenset[str] = frozenset()  # keys that a row has, all of them
     one_of: frozenset[str] = frozenset()  # keys of which a row has at least one
@@ -270,12 +271,9 @@ class Format(StrictRecord):
 @functools.cache
 def formats() -> dict[str, Format]:
     """All formats by name, in the order in which a file is tried."""
-    tables = {name: table for file in FILES for name, table in table_file(file).items()}
+    found = {name: Format(name=name, **table) for file in FILES for name, table in table_file(file).items()}
     console = pkgutil.resolve_name("harness.serving.clients.console.Console")  # it imports this module
-    return {
-        **{name: Format(name=name, **table) for name, table in tables.items()},
-        "console": console(name="console", **table_file("console")["console"]),
-    }
+    return found | {"console": console(name="console", **table_file("console")["console"])}
 
 
 @functools.cache
@@ -285,7 +283,7 @@ def table_file(name: str) -> dict[str, Any]:
 
 
 def has(value: Any, path: str) -> bool:
-    """Whether an object, or an object in a list, has the key `path`; for `a.b` key b in the value of a."""
+    """Whether an object, or one in a list, has the key `path`; for `a.b`: key b in the value under a."""
     if isinstance(value, list):
         return any(has(item, path) for item in value)
     if not isinstance(value, Mapping):
@@ -378,7 +376,7 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
         why = ", ".join(f"{name} {size}" for name, size in sizes.items())
         row.leave_out("ttfts", f"and the like are lists of unlike length ({why})")
         return RequestSamples(), None
-    answers = columns.get("output_lens") or columns.get("e2es_ms")  # 0 of a request that failed
+    answers = columns.get("output_lens") or columns.get("e2es_ms")  # 0 where a request failed
     completed = []  # the places of the requests that did not fail
     count = max(sizes.values())
     for i in range(count):

@@ -57,7 +57,7 @@ def strategy_and_tokens(draft: Draft) -> None:
         mean = draft.value(f"{side}_len", tokens=side)
         totals[f"{side}_tokens"] = None if mean is None or completed is None else round(completed * mean)
     strategy, _, level = row.inside("Benchmark").text("Strategy").partition("@")  # as `concurrent@8`
-    # Fields of this one number, which add a finding to the row if it is none.
+    # As a field, so that a level that is no number is a finding of the row.
     fields = Fields(row.where, {"Benchmark / Strategy": level}, as_text=True, findings=row.findings)
     number = None if level == "unlimited" else fields.number("Benchmark / Strategy")
     _complete(draft, strategy, row.inside("Request Counts").count("Incomplete"))
@@ -90,9 +90,7 @@ def counts_and_config(draft: Draft) -> None:
 
 def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
     """Completes a run of either file: the load of a strategy that has no number, the rates, and the notes.
-
-    incomplete: the number of requests that had not ended when the benchmark did
-    """
+    incomplete: the number of requests that had not ended when the benchmark did"""
     if strategy == "synchronous":
         draft.load["concurrency"] = 1.0
     if strategy == "throughput":

@@ -31,7 +31,7 @@ def complete(draft: Draft) -> None:
     for side in ("input", "output"):
         mean = draft.value(f"{side}_len", tokens=side)
         totals[f"{side}_tokens"] = None if completed is None or mean is None else round(completed * mean)
-    # The client and the server count output tokens. The count is taken to which the throughput is nearer.
+    # Of the client's and the server's count of output tokens the one that fits the throughput better counts.
     by_client, by_server = totals["output_tokens"], successes.inside("output_tokens").count("total")
     by_throughput = (draft.value("throughput", "total", "output") or 0.0) * (totals["duration_s"] or 0.0)
     counts = [count for count in (by_client, by_server) if count is not None]
@@ -45,5 +45,5 @@ def complete(draft: Draft) -> None:
         draft.notes.insert(0, f"{note}: then ITL, and in 2025 TPOT, are too short")
     elif by_client and by_client != by_server:
         note = f"output tokens: {by_client} by the client's count, {by_server} by the server's"
-        why = "which of them TPOT and throughput rest on the file does not say"
+        why = "the file does not say which of them TPOT and throughput rest on"
         draft.notes.append(f"{note}; {why}; taken: the one that its throughput fits")

@@ -40,9 +40,7 @@ def complete(draft: Draft) -> None:
 
 def _gpus(draft: Draft, is_disaggregated: bool, prefill: int | None, decode: int | None) -> int | None:
     """The GPUs by which the per-GPU numbers were divided; None if the file does not tell them.
-
-    prefill, decode: the GPUs of each, if the file says them
-    """
+    prefill, decode: the GPUs of each, if the file says them"""
     row = draft.row
     if num_gpus := row.count("num_gpus"):
         return num_gpus
@@ -82,8 +80,8 @@ def _parallelism(draft: Draft, is_disaggregated: bool, prefill: int | None, deco
 def _examine_unlike_degrees(draft: Draft, kind: str, is_disaggregated: bool) -> None:
     """Checks that prefill and decode can have different degrees of a kind of parallelism."""
     row, gpus = draft.row, draft.about["gpus"]
-    untaken = Fields(row.where, row.values, findings=row.findings)  # the row's own would leave its rest
-    prefill, decode = untaken.count(f"prefill_{kind}"), untaken.count(f"decode_{kind}")
+    copy = Fields(row.where, row.values, findings=row.findings)  # so that both numbers stay in row.rest()
+    prefill, decode = copy.count(f"prefill_{kind}"), copy.count(f"decode_{kind}")
     both = f"{kind} of prefill and decode are {prefill} and {decode}"
     if gpus and max(prefill or 0, decode or 0) > gpus:
         row.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
@@ -92,8 +90,8 @@ def _examine_unlike_degrees(draft: Draft, kind: str, is_disaggregated: bool) -> 
 
 
 def _load(draft: Draft) -> None:
-    """Mean lengths, if the latencies tell that of the output. Prompts are drawn from the same shares of their
-    longest length. If the latencies do not tell it, only the longest lengths are known."""
+    """Mean lengths, if the latencies tell that of the output: the mean input is the same share of the longest
+    input, as both are drawn alike. If they do not tell it, only the longest lengths are known."""
     load = draft.load
     isl, osl = load["longest_input_len"], load["longest_output_len"]
     if not isl or not osl:
@@ -131,10 +129,10 @@ def _throughputs(
     values = {key: numbers.number(key) for key in KINDS}
     scopes: dict[str, Scope] = dict.fromkeys(KINDS, "gpu")
     if is_disaggregated:
-        into, out, note = _denominators(values, prefill, decode)
-        scopes |= {"input_tput_per_gpu": into, "output_tput_per_gpu": out}
+        input_scope, output_scope, note = _denominators(values, prefill, decode)
+        scopes |= {"input_tput_per_gpu": input_scope, "output_tput_per_gpu": output_scope}
         draft.notes.append(note)
-        if "unknown" in (into, out) and None not in values.values():
+        if input_scope == "unknown" and None not in values.values():
             numbers.find("denominator", "suspect", note)
     for key, value in values.items():
         draft.add("throughput", value, "tok/s", scope=scopes[key], tokens=KINDS[key])
@@ -143,16 +141,16 @@ def _throughputs(
 def _denominators(
     values: Mapping[str, float | None], prefill: int | None, decode: int | None
 ) -> tuple[Scope, Scope, str]:
-    """Scopes of input and output throughput, by which of them add up to the total."""
-    total, out, into = values["tput_per_gpu"], values["output_tput_per_gpu"], values["input_tput_per_gpu"]
-    if total is None or out is None or into is None or prefill is None or decode is None:
+    """The scopes of input and output throughput, with which they add up to the total, and a note on them."""
+    total, inputs, outputs = (values[f"{kind}tput_per_gpu"] for kind in ("", "input_", "output_"))
+    if total is None or outputs is None or inputs is None or prefill is None or decode is None:
         note = "the file does not tell over how many GPUs input and output throughput are taken"
         return "unknown", "unknown", note
-    gpus = prefill + decode
-    if prefill and decode and math.isclose(into * prefill + out * decode, total * gpus, rel_tol=TOLERANCE):
+    of_roles, of_all = inputs * prefill + outputs * decode, total * (prefill + decode)
+    if prefill and decode and math.isclose(of_roles, of_all, rel_tol=TOLERANCE):
         note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode"
         return "prefill_gpu", "decode_gpu", f"{note}, total over all"
-    if math.isclose(into + out, total, rel_tol=TOLERANCE):
+    if math.isclose(inputs + outputs, total, rel_tol=TOLERANCE):
         return "gpu", "gpu", "input, output and total are all over all GPUs"
-    note = f"input {into:g} and output {out:g} tok/s add up to the total of {total:g}"
+    note = f"input {inputs:g} and output {outputs:g} tok/s add up to the total of {total:g}"
     return "unknown", "unknown", f"{note} neither over {prefill} + {decode} GPUs nor over all"

@@ -54,8 +54,8 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
 
 
 def _cached(first: ServingRun, again: ServingRun) -> str:
-    """How a run shows that it found the first one's prompts in the cache, as one seed gives the same prompts
-    again; empty: it does not."""
+    """A message if the TTFT of a run shows that the prefix cache had its prompts, which one seed makes the
+    same as those of the first run; empty: it does not."""
     was = first.value("ttft", "median") or first.value("ttft", "mean")
     now = again.value("ttft", "median") or again.value("ttft", "mean")
     tpot_was, tpot_now = first.value("tpot", "mean"), again.value("tpot", "mean")
@@ -105,7 +105,7 @@ def _nearest(document: Document) -> str:
 
 
 def _of_other_tool(document: Document) -> str:
-    """What a file of a tool is whose files are not read, and what to give instead; empty for other files."""
+    """A message if the file is one of formats/others.toml: what it is, and what to give instead."""
     keys = set(document.header)
     text = document.text.lower() if document.kind == "text" else ""
     for row in document.candidates():

@@ -114,17 +114,16 @@ def batch_of_a_server(draft: Draft) -> None:
     """What `output_throughput` means in this version, and what the server reports of its cache."""
     counts_of_batch(draft)
     row, out, duration = draft.row, draft.totals["output_tokens"], draft.totals.get("duration_s")
-    others, draft.metrics = draft.metrics, []  # the throughput of the whole run stands before them
+    others, draft.metrics = draft.metrics, []  # so that the throughput of the whole run comes before them
     is_since_0_4_6 = not row.values.keys().isdisjoint(KEYS_SINCE_0_4_6)
     if not is_since_0_4_6:
         draft.add("throughput", row.number("output_throughput"), "tok/s", tokens="output")
     elif out is not None and duration:
-        how = "output tokens / latency"
-        draft.add("throughput", out / duration, "tok/s", tokens="output", derived=how)
+        draft.add("throughput", out / duration, "tok/s", tokens="output", derived="output tokens / latency")
     draft.metrics += others
-    for side, phase in (("input", "prefill"), ("output", "decode")) if is_since_0_4_6 else ():
-        rate = row.number(f"{side}_throughput")
-        draft.add(f"{phase}_throughput", rate, "tok/s", tokens=side)
+    if is_since_0_4_6:
+        draft.add("prefill_throughput", row.number("input_throughput"), "tok/s", tokens="input")
+        draft.add("decode_throughput", row.number("output_throughput"), "tok/s", tokens="output")
     hits = row.number("cache_hit_rate")
     draft.add("cache_hit_rate", hits, "1")
     draft.load["prefix_cached"] = None if hits is None else hits > 0

@@ -96,6 +96,7 @@ def _reports(document: Document) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         path, value = _read(line)
         if number == len(lines) and not line[-1:].isspace():
+            # A number that may be cut through becomes a text, which is left out with a finding.
             value += " (where the text ends, maybe cut through)"
         if path in values or (HEADER.match(unprefixed(line)) and _is_report(values)):
             if _is_report(values):

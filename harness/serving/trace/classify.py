@@ -82,10 +82,8 @@ def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
 @cache
 def step_rules() -> tuple[StepRule, ...]:
     """The rules of engines first, those of torch's own steps last."""
-    return tuple(
-        StepRule(row["says"], re.compile(row["pattern"]), row.get("engine", ""))
-        for row in trace_rules()["steps"]
-    )
+    rows = trace_rules()["steps"]
+    return tuple(StepRule(row["says"], re.compile(row["pattern"]), row.get("engine", "")) for row in rows)
 
 
 @lru_cache(maxsize=4096)

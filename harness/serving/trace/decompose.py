@@ -55,31 +55,37 @@ def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule
 
 
 class _Sums:
-    """Sums over the rows of work, by class, kernel, step and device."""
+    """Sums over the rows of work, by class, kernel, step and device.
+
+    rule, step, phase, op_class: for each row its number in rules, steps, PHASES and CLASSES; step may be NONE
+    length, exposed:             of each row, in ns
+    on_device, unions:           for each device its rows in the order of time; and the ns of the union of all
+                                 its work, and of its communication
+    """
 
     def __init__(self, path: Path, recorded: RecordedTrace, work: LaunchedWork) -> None:
         self.path, self.recorded, self.work = path, recorded, work
         self.rules, self.rule = _rules(recorded, work)
         self.step, self.steps = find_steps(work, recorded, self.rules, self.rule, path.name)
         latent = any(LATENT.search(name) for name in recorded.names)
-        classes = np.array([
+        class_of = np.array([  # by rule and phase
             [CLASSES.index(classify.attention_class(rule.op_class, phase, latent)) for phase in PHASES]
             for rule in self.rules
         ])  # fmt: skip
         step_phases: list[Phase] = [step["phase"] for step in self.steps]
         phase_of_step = np.array([PHASES.index(phase) for phase in (*step_phases, "other")])
         self.phase = phase_of_step[self.step]  # NONE, which is -1, takes the last
-        self.op_class = classes[self.rule, self.phase]
+        self.op_class = class_of[self.rule, self.phase]
         self.length = work.end - work.start
         self.communicates = np.isin(self.op_class, [CLASSES.index(name) for name in COMMUNICATION])
         self.exposed = np.zeros(len(self.rule))
         order = np.argsort(work.start, kind="stable")
         self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
-        self.unions = []  # of all work, and of communication, on each device
+        self.unions = []
         for rows in self.on_device:
             intervals = (work.start[rows], work.end[rows], self.communicates[rows])
-            self.exposed[rows], busy_ns, communication_ns = critical_path(*intervals)
-            self.unions.append((busy_ns, communication_ns))
+            self.exposed[rows], *unions = critical_path(*intervals)
+            self.unions.append(unions)
 
     def trace(self) -> Trace:
         recorded, names = self.recorded, list(self.recorded.names)
@@ -158,14 +164,12 @@ class _Sums:
 
     def _idle(self, rows: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, int]:
         """The idle time of a device within each step and outside of all steps, in ns.
-
-        rows: those of the device, in the order of time; starts: of each step
-        """
+        rows: those of the device, in the order of time; starts: of each step"""
         start, end, step_of = self.work.start[rows], self.work.end[rows], self.step[rows]
         idle_before = start[1:] - np.maximum.accumulate(end)[:-1]  # of each row but the first
         after_idle = np.flatnonzero(idle_before > 0) + 1  # rows that begin after the device was idle
         idle_ns, step_after = idle_before[after_idle - 1], step_of[after_idle]
-        # It is within a step that began before it and goes on after it.
+        # Idle time is within a step if the row after it is of that step and not its first.
         within = (step_after != NONE) & (starts[step_after] < start[after_idle])
         by_step = np.bincount(step_after[within], idle_ns[within], len(self.steps))
         return by_step, int(idle_ns[~within].sum())
@@ -216,10 +220,7 @@ def find_steps(
 
     The steps are an engine's annotations; or else torch's ProfilerStep; or else they end with sampling; or
     else all is one step. The phase of a step is what its annotation says, or else what its attention shows.
-
-    row_rule: int [n], for each row of work the number of its rule in `rules`
-    file:     the trace's name
-    """
+    row_rule: int [n], for each row of work the number of its rule in `rules`; file: the trace's name"""
     step_of, names = _by_annotation(work, recorded)
     boundary = "the whole trace"  # the evidence of steps without annotations
     if not names:
@@ -248,12 +249,9 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
     spans, names = recorded.spans, list(recorded.names)
     processes, process_of_thread = recorded.threads.owners()
     columns = (spans.start, spans.start + spans.length, spans.name, process_of_thread[spans.thread])
-    marks, of_engine = [], []  # (start, end, name, process)
-    for start, end, name, process in zip(*(column.tolist() for column in columns), strict=True):
-        marks.append((start, end, names[name], process))
-        rule = classify.step_rule(names[name])
-        if rule and rule.engine:
-            of_engine.append(marks[-1])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    marks = [(start, end, names[name], process) for start, end, name, process in rows]
+    of_engine = [mark for mark in marks if (rule := classify.step_rule(mark[2])) and rule.engine]
     marks = sorted(of_engine or marks, key=lambda mark: (mark[0], -mark[1], *mark[2:]))  # outer ones first
     step_of = np.full(len(work.start), NONE)
     step_names: list[str] = []
@@ -287,6 +285,7 @@ def _by_sampling(
         last_sampling = np.maximum.accumulate(np.where(is_sampling[rows], places, NONE))
         last_model = np.maximum.accumulate(np.where(is_model[rows], places, NONE))
         model_before = np.concatenate([[NONE], last_model[:-1]])  # the model kernel before each row
+        # A step begins with a model kernel if sampling came after the model kernel before it.
         begins = is_model[rows] & (model_before != NONE) & (last_sampling > model_before)
         step_of[rows] = len(names) + np.cumsum(begins)
         names += [f"step {i}" for i in range(int(begins.sum()) + 1)]
@@ -295,10 +294,7 @@ def _by_sampling(
 
 def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tuple[Phase, str]:
     """Phase and evidence by the attention of a step.
-
-    signs:    KernelRule.step_phase of the step's kernels
-    in_graph: whether a graph has attention that serves both phases
-    """
+    signs: KernelRule.step_phase of its kernels; in_graph: whether a graph has attention that serves both"""
     if "training" in signs:
         return "training", "kernels of a backward pass"
     if "prefill" in signs and "decode" in signs:

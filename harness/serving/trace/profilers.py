@@ -44,8 +44,8 @@ class Names(dict[Any, int]):
         return number
 
     def owners(self) -> tuple[list[Any], np.ndarray]:
-        """The processes of (process, thread), or the devices of (device, stream): each once; and for each
-        pair the place of its own among them, int [n]."""
+        """Of names (process, thread) the processes, of names (device, stream) the devices: each once; and for
+        each name the place of its process or device in that list, int [n]."""
         owners = Names()
         numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
         return list(owners), numbers
@@ -171,9 +171,8 @@ def _what_else(head: str, into: RecordedTrace) -> str:
         if re.search(kind["pattern"], head, re.DOTALL | re.MULTILINE):
             return f"it is {kind['what']}; {kind['instead']}"
     events = ", ".join(f"{count} {name}" for name, count in into.categories.most_common(5))
-    return (
-        f"neither kernels nor operators are in it{f' (its events: {events})' if events else ''}; {READABLE}"
-    )
+    its_events = f" (its events: {events})" if events else ""
+    return f"neither kernels nor operators are in it{its_events}; {READABLE}"
 
 
 def _key(value: Any) -> Any:
@@ -276,7 +275,8 @@ def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
     """Reads the records of each list one by one."""
     into.source = "rocprof"
     process = _RocprofProcess(into, -1)
-    # Below ROCPROF and a process, a list such as `agents` or `buffer_records` / `kernel_dispatch` is entered.
+    # Records are items of (ROCPROF, "*", "agents") or of (ROCPROF, "*", "buffer_records", "kernel_dispatch"),
+    # for example. What contains records is entered; the records themselves are whole values.
     for keys, value in items(text, lambda keys: len(keys) < 4 or (len(keys) == 4 and keys[3] != "*")):
         if keys == (ROCPROF, "*", "metadata", "pid"):
             process = _RocprofProcess(into, process.number + 1)

@@ -50,7 +50,7 @@ class KernelTime(Times):
     library: str  # the one that has it; empty if unknown
     phase: Phase
     op: str  # the operator whose launches of it took the most time; empty if none is known (in graphs)
-    shapes: Mapping[str, Times]  # of the operator's inputs, as the profiler recorded them: the most time
+    shapes: Mapping[str, Times]  # by shapes of the operator's inputs, as recorded; the most time first
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class PerStep(Times):
     """A class in the steps of a phase: medians over the steps."""
 
     steps: int
-    least_and_most: tuple[float, float]
+    least_and_most: tuple[float, float]  # of time_ns
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def operator_work(recorded: RecordedTrace) -> LaunchedWork:
     """The operators of CPU threads, each without those inside it."""
     ops = recorded.ops
     columns = (ops.thread, ops.start, ops.name, ops.external)
-    # Without an id the two may be an operator and, inside it, another of the same name.
+    # Two equal rows without an id may be an operator and, inside it, another of the same name.
     is_again = _repeats(*columns, order_by=ops.length) & (ops.external != NONE)
     _note_repeated(recorded, "operators", is_again)
     counts = ~is_again & ~_hours_away(recorded, "operators", ops.start)
@@ -224,12 +224,13 @@ def _shorten(
     is_over, is_last = length > until_next + NEIGHBOURS_NS, until_next == FOREVER
     for number in np.unique(name[is_over | is_last]):
         of_name = name == number
-        has_median = of_name.sum() > 2  # one that is wrong does not move it
-        usual_lengths = length[of_name if has_median else of_name & ~is_over]
+        # One wrong length does not move the median of three or more. Of fewer only those that fit are usual.
+        has_many = of_name.sum() > 2
+        usual_lengths = length[of_name if has_many else of_name & ~is_over]
         usual = float(np.median(usual_lengths)) if len(usual_lengths) else 0.0
         wrong = of_name & is_over & (length > TOO_LONG * usual)
         # Communication may take long, because it waits for other ranks.
-        if has_median and rule_of(names[number]).op_class not in COMMUNICATION:
+        if has_many and rule_of(names[number]).op_class not in COMMUNICATION:
             wrong |= of_name & is_last & (length > LAST_TOO_LONG * usual)
         if wrong.any():
             recorded.note(
@@ -269,10 +270,11 @@ def _note_repeated(recorded: RecordedTrace, what: str, again: np.ndarray) -> Non
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:
-    """Notes overlap in one stream (kernels in the order of time) that dependent launch cannot make."""
-    ended = np.maximum.accumulate(start + length)[:-1]  # the latest end so far
-    overlap = np.clip(ended - start[1:], 0, length[1:])
-    ends_first = start[1:] + length[1:] < ended - ROUNDING_NS
+    """Notes much overlap among a stream's kernels, given in the order of time. By programmatic dependent
+    launch a kernel begins up to NEIGHBOURS_NS before its predecessor ends, but it does not end before it."""
+    latest_end = np.maximum.accumulate(start + length)[:-1]  # of all kernels before each
+    overlap = np.clip(latest_end - start[1:], 0, length[1:])
+    ends_first = start[1:] + length[1:] < latest_end - ROUNDING_NS
     impossible = np.where(ends_first, overlap, np.maximum(overlap - NEIGHBOURS_NS, 0))
     total = max(int(length.sum()), 1)
     wrong = impossible.sum() > MERGED * total

@@ -9,7 +9,7 @@ import pytest
 from harness.cli.serving.ab_display import planned
 from harness.serving.ab import effect as module
 from harness.serving.ab.effect import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
-from harness.serving.ab.plan import made
+from harness.serving.ab.plan import read_plan
 
 
 def experiment(draw, change, launch_sd, pairs=None, arms=1, trend=0.0, margin=1e-6):
@@ -73,7 +73,7 @@ def test_pairs_needed_are_those_that_find_it_four_times_in_five():
 
 def plan_of(option=""):
     client = f"bench {{url}} {{seed}} {{result}}{option}"
-    return made({"launch": "serve {port}", "client": client, "arms": {"a": {}, "b": {}}}, "a test")
+    return read_plan({"launch": "serve {port}", "client": client, "arms": {"a": {}, "b": {}}}, "a test")
 
 
 @pytest.mark.parametrize(("option", "says"), [

@@ -9,7 +9,7 @@ import pytest
 from harness.cli.serving.ab import parse_arm
 from harness.errors import UsageError
 from harness.serving.ab import names
-from harness.serving.ab.plan import client_command, launch_command, made, stop_command
+from harness.serving.ab.plan import client_command, launch_command, read_plan, stop_command
 from harness.serving.ab.server import RunFailed
 from harness.serving.ab.session import whole_run
 from harness.serving.ab.templates import listed
@@ -30,7 +30,7 @@ def launched(plan, arm):
 
 
 def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
-    plan = made(GOOD | {"env": {"Y": "{cache}/y", "PATH_TO": "unset"}, "launch": f"Z=3 {LAUNCH}"}, "x")
+    plan = read_plan(GOOD | {"env": {"Y": "{cache}/y", "PATH_TO": "unset"}, "launch": f"Z=3 {LAUNCH}"}, "x")
     a, b = (launched(plan, arm) for arm in plan.arms)
     assert a.words == ("serve", "--port", "30000", "--model", "m") and b.words == (*a.words, "--fast", "2")
     assert dict(a.variables) == {"Z": "3", "Y": "/c/y", "PATH_TO": None} and b.variables["X"] == "1"
@@ -39,7 +39,7 @@ def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
     called = client_command(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
     assert called.words == ("bench", "http://127.0.0.1:30000", "--seed", "7", "--out", "/r.json")
     assert plan.differing() == (["X"], ["--fast"])
-    commented = launched(made(GOOD | {"launch": f"{LAUNCH}  # why"}, "x"), "b").words
+    commented = launched(read_plan(GOOD | {"launch": f"{LAUNCH}  # why"}, "x"), "b").words
     assert commented == b.words, "flags do not stand in a comment"
 
 
@@ -50,7 +50,7 @@ def test_an_arm_of_the_command_line_says_the_same_as_one_of_the_file():
 
 
 def test_a_container_has_its_own_variables_image_and_end():
-    plan = made(GOOD | DOCKER, "x")
+    plan = read_plan(GOOD | DOCKER, "x")
     b = launched(plan, "b").words
     assert b[3:8] == ("--name", "n-1", "-e", "X=1", "-p") and "vllm:2" in b
     assert "-e" not in launched(plan, "a").words and "vllm:1" in launched(plan, "a").words
@@ -58,7 +58,7 @@ def test_a_container_has_its_own_variables_image_and_end():
 
 
 def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, monkeypatch):
-    plan = made(GOOD | {"launch": "bash -c 'exec serve --port {port} {flags}'",
+    plan = read_plan(GOOD | {"launch": "bash -c 'exec serve --port {port} {flags}'",
                         "client": f"{CLIENT} --n {{prompts}}", "prompts": 640,
                         "warm_up_prompts": 128}, "x")  # fmt: skip
     assert launched(plan, "b").words[-1] == "exec serve --port 30000 --fast 2"
@@ -68,7 +68,7 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
     arms = {"a": {"flags": "--config=serve.sh"}, "b": {}}
     launches = {"launch": "A=./serve.sh bash serve.sh {port}", "env": {"B": "./serve.sh"}, "arms": arms}
-    plan = made(GOOD | launches, "x")
+    plan = read_plan(GOOD | launches, "x")
     found, script = launched(plan, "a"), str(tmp_path / "serve.sh")
     assert found.words[1] == found.variables["A"] == found.variables["B"] == script
     assert found.words[-1] == f"--config={script}"
@@ -101,7 +101,7 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
 ])  # fmt: skip
 def test_what_could_only_fail_later_is_one_line_now(values, why):
     with pytest.raises(UsageError, match=why) as refusal:
-        made(GOOD | values, "x")
+        read_plan(GOOD | values, "x")
     assert "\n" not in str(refusal.value)
 
 
@@ -158,7 +158,7 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
                  "SGLANG_IN_TESTS", "SGLANG_IN_BINARY", "SGLANG_PART", "SGLANG_IN_C",
                  "SGLANG_IN_C_COMMENT", "CUDA_VISIBLE_DEVICES"}  # fmt: skip
     flags = "--tp-size --tp --num-steps --graph-bs --gemm-runner --gemm-backend --no-gemm-backend --gone -x"
-    plan = made(GOOD | {
+    plan = read_plan(GOOD | {
         "launch": f"{sys.executable} {package}/server.py {{port}}",
         "arms": {"a": {}, "b": {"env": dict.fromkeys(sorted(variables), "1"), "flags": flags}},
     }, "x")  # fmt: skip
@@ -177,7 +177,7 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
 
 
 def test_an_engine_that_is_not_here_is_not_called_silent():
-    plan = made(GOOD | {"arms": {"a": {}, "b": {"env": {"VLLM_USE_V1": "1", "Q": "1"}}}}, "x")
+    plan = read_plan(GOOD | {"arms": {"a": {}, "b": {"env": {"VLLM_USE_V1": "1", "Q": "1"}}}}, "x")
     unknown, old = names.looked_up(plan)
     assert unknown["found"] is None
     assert unknown["says"].startswith("VLLM_USE_V1, Q could not be looked up: serve is")
@@ -189,7 +189,7 @@ def test_requests_that_a_client_does_not_count_are_missed(tmp_path):
     rows = (DATA / "serving" / "sglang_bench_serving_0.5.9.jsonl").read_text().splitlines()
     (file := tmp_path / "result.jsonl").write_text(rows[0])
     done = json.loads(rows[0])["completed"]
-    plan = made(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
+    plan = read_plan(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
     assert whole_run(file, done).totals.completed == done
     with pytest.raises(RunFailed, match=f"{done} of {2 * done} requests failed"):
         whole_run(file, plan.prompts_asked)

@@ -9,7 +9,7 @@ from harness.errors import UsageError
 from harness.report.terminal import plain_text
 from harness.serving.ab import expected
 from harness.serving.ab.expected import changes_of, predicted
-from harness.serving.ab.plan import made
+from harness.serving.ab.plan import read_plan
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import summary
 from harness.serving.ledger import KernelChange
@@ -22,7 +22,7 @@ CLIENT = "bench {url} --seed {seed} --out {result} --random-input-len 1024 --ran
 def plan_of(**env):
     arms = {"base": {}, "changed": {"env": env}}
     client, launch = f"{CLIENT} --max-concurrency 64", "serve --port {port} --tp 8"
-    return made({"launch": launch, "client": client, "arms": arms, "pairs": 2}, "a test")
+    return read_plan({"launch": launch, "client": client, "arms": arms, "pairs": 2}, "a test")
 
 
 def prediction(change=-2.0, low=-3.0, high=-1.0, **more):

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from harness.errors import NothingRan, UsageError
-from harness.serving.ab.plan import Command, made
+from harness.serving.ab.plan import Command, read_plan
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import summary
 from harness.serving.ab.server import Guarded, RunFailed, held_port
@@ -27,7 +27,7 @@ def plan_of(launch="", client="", slow="", **more):
     """Two pairs; `slow` is what the second arm's command has at its end."""
     arms = {"base": {}, "slow": {"flags": slow or "--step-ms 11"}}
     values = {"launch": SERVER + launch, "client": CLIENT + client, "arms": arms, "pairs": 2, "port": PORT}
-    return made(values | more, "a test")
+    return read_plan(values | more, "a test")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving import load as load_runs
 from harness.serving.ab import expected as of_ab
-from harness.serving.ab.plan import made
+from harness.serving.ab.plan import read_plan
 from harness.serving.ledger import KernelChange
 from harness.serving.link.calibration import PRIOR
 from harness.serving.link.kernel_times import MeasuredTimes, Surface, read_tables
@@ -205,7 +205,7 @@ def test_an_ab_s_commands_say_how_many_tokens_they_draft():
         client = "bench {url} --seed {seed} --out {result}"
         plan = {"launch": f"serve --port {{port}} --tp 8 {flags}", "client": client, "pairs": 2}
         arms = {"a": {}, "b": {"env": {"X": "1"}}}
-        return of_ab._of_commands(made(plan | {"arms": arms}, "a test"))["drafts"]
+        return of_ab._deployment(read_plan(plan | {"arms": arms}, "a test"))["drafts"]
 
     assert drafts("") == 0
     assert drafts("--speculative-algorithm EAGLE --speculative-num-draft-tokens 4") == 3

@@ -97,8 +97,7 @@ def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:
 
 
 def pinned(threads: int) -> list[int] | str:
-    """The CPU that each OpenMP thread of this process is bound to, in the order of the threads, as the
-    system reports it; or `no: REASON` where they are not bound."""
+    """The CPU that each OpenMP thread of this process is bound to; `no: REASON` where they are not bound."""
     import torch
 
     # A parallel region that has enough work for each thread starts the threads and binds them.
@@ -138,7 +137,7 @@ class MainThread:
                 os.sched_setaffinity(0, of_its_nodes)
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def bound_again(self) -> Iterator[None]:
         """Binds the thread, within the context, to the CPUs that `release` remembered."""
         if self.bound is None:
             yield

@@ -25,25 +25,23 @@ def choose_device(name: str | None = None) -> Platform:
     `gfx942` for the first such GPU here. Without a name: the first GPU, or the CPU where there is none, and a
     line on stderr if a GPU cannot be used. Raises UsageError, which lists the devices."""
     try:
-        platform = detect(_first_of_kind(name) if name else name)
+        platform = detect(_name_for_torch(name) if name else name)
     except LookupError as error:
         raise UsageError(str(error)) from None
     if name is None and (why := unseen()):
+        effect = "some GPUs cannot be used" if platform.memory else "not all of the GPU is known"
         if platform.kind == "cpu":
             effect = "the CPU is measured, as no GPU can be"
-        elif platform.memory:
-            effect = "some GPUs cannot be used"
-        else:
-            effect = "not all of the GPU is known"
         print(f"note: {effect}: {why}", file=sys.stderr)
     return platform
 
 
-def _first_of_kind(name: str) -> str:
-    """torch's name of the device, or of the first GPU of the type, that a name in any capitals means; any
-    other name as it is. A product's name means a part of a GPU only if it ends with the part."""
+def _name_for_torch(name: str) -> str:
+    """torch's name, such as `cuda:1`, of the first device that a name in any capitals means: torch's name, a
+    GPU's type or architecture, or words of its product's name. For a part of a GPU these words have to end
+    with those for the part. A name that means no device is returned as it is."""
     asked = name.lower()
-    # By device, whether it is meant by another word than its type, and whether it is a part of a GPU.
+    # By device, two reasons to prefer another one: the name is not the device's type; it is a part of a GPU.
     ranks: dict[str, tuple[bool, bool]] = {}
     for gpu in devices().values():
         type, part = known_type(gpu.name).lower(), part_of(gpu.name).lower()
@@ -51,7 +49,7 @@ def _first_of_kind(name: str) -> str:
         is_meant = asked in (type, gpu.arch) or (is_word_of_name and asked.endswith(part))
         if asked == gpu.device or (is_meant and gpu.kind != "cpu"):
             ranks[gpu.device] = (asked != type, part != "")
-    return min(ranks, key=ranks.__getitem__) if ranks else name  # of equals the first
+    return min(ranks, key=ranks.__getitem__) if ranks else name  # of equal ranks the first device
 
 
 def torch_advice(here: Platform) -> str:
@@ -75,8 +73,7 @@ STEERING = re.compile(
 
 
 def surroundings(platform: Platform | None = None) -> JsonObject:
-    """The machine, the versions, the variables that change kernels, the commit of this checkout, and whether
-    any file outside results/ differs from it."""
+    """The machine, versions, variables that change kernels, the commit, and whether code differs from it."""
     platform = platform or detect()
     steering = {name: value for name, value in sorted(os.environ.items()) if steers(name)}
     steering.pop("KERNEL_BENCH_LOCKS", None)  # agents of a cluster get it, but it changes no kernel

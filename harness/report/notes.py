@@ -37,9 +37,9 @@ UNTIMED = {
 }
 """Statuses without a time, the worst first, with their styles."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
-"""Begins the reason of a row that was wrong in another case, of ragged sizes: these (see CaseRun.ragged)."""
+"""Begins the reason of a row that was wrong in another case, of ragged sizes: these (see CaseMeasurer)."""
 FAR = "with addresses of more than 32 bits: "
-"""Stands in the reason of a row that was wrong only with the KV cache at such addresses, see CaseRun."""
+"""Stands in the reason of a row that was wrong only with the KV cache at such addresses, see CaseMeasurer."""
 ADVICE = {
     "hypervisor": "use a host without other guests", "quota": "raise the CPU quota or give fewer --threads",
     "heat": "let it cool", "thermal": "let it cool", "MHz": "fix its clock",

@@ -1,8 +1,5 @@
-"""Headline claims for AITER, compared with recorded runs.
-
-A claim does not say what the kernel is faster than, so each is compared with three kinds of rival: naive
-torch, the best of torch, and Triton.
-"""
+"""Headline claims for AITER, compared with recorded runs. A claim does not say what a kernel is faster than,
+so each is compared with three kinds of rival: naive torch, the best of torch, and Triton."""
 
 from __future__ import annotations
 
@@ -51,9 +48,7 @@ class Test:
     runs: tuple[str, ...]  # the kernels and rivals that run on this machine, so that it can time them
     cases: int  # how many cases have times of both sides on the claim's hardware
     claimed: Ratio | None  # the largest ratio that the claim's kernels reached on the claim's hardware
-    here: Ratio | None
-    """The largest ratio that any kernel reached over the rival on this machine's architecture. It shows how
-    large such factors get, and is no evidence for the claim."""
+    here: Ratio | None  # the largest of any kernel on this machine's architecture: no evidence for the claim
     verdict: str  # supported, not supported, unclear, or that the claim's device was not measured
 
 
@@ -86,8 +81,7 @@ def examine(document: JsonObject, platform: Platform, cells: Sequence[tuple[str,
 
 
 def verdict(factor: float, ratios: Sequence[Ratio], device: str) -> str:
-    """A claim of "up to" a factor is supported if the interval of one case lies above it, and not supported
-    if the intervals of all cases lie below it."""
+    """Supported if the interval of one case lies above the factor; not supported if all lie below it."""
     if not ratios:
         return f"not measured on {device}"
     if any(r.low >= factor for r in ratios):

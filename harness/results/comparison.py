@@ -7,8 +7,7 @@ different devices measured a case in the two runs, the spread of these devices i
 
 A cluster calibrates its devices in two passes, before all other cases (`first`) and after them (`last`).
 Devices of one type are compared within a pass, because the devices of a pass measured side by side; then the
-ratios of the two passes are pooled. All statements on the devices of a type hold together at the confidence
-level (Bonferroni), if the noise is normal.
+ratios of the two passes are pooled. All statements on a type hold together (Bonferroni), if noise is normal.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
     shared = [key for key in timed_a if key in timed_b]
     row_confidence = 1 - (1 - confidence) / max(1, len(shared))
     baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
-    unjudged = [_row_without_noise(a, b, key, baselines[key[0]], row_confidence) for key in shared]
+    unjudged = [_unjudged_row(a, b, key, baselines[key[0]], row_confidence) for key in shared]
     session_noise, noise_from = _noise_between_sessions(unjudged)
     # By case, where different devices measured it: the devices of A and B; their spread, and its source.
     moved: dict[str, tuple[DeviceUsed, DeviceUsed]] = {}
@@ -131,7 +130,7 @@ def compare_runs(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE)
 
 
 def _timed_cells(run: RecordedRun) -> list[CellKey]:
-    """In recorded order."""
+    """The keys of the cells that have a time, in recorded order."""
     return [key for key, cell in run.cells.items() if cell.status == "ok" and cell.time_us]
 
 
@@ -209,9 +208,11 @@ def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed_in_both: Iterable
     return a.run.baseline if a.run.baseline in unchanged else min(unchanged, default="")
 
 
-def _row_without_noise(
+def _unjudged_row(
     a: RecordedRun, b: RecordedRun, key: CellKey, baseline: str, confidence: float
 ) -> ComparedRow:
+    """The row of a cell that has a time in both runs, before the noise between the sessions is known: its
+    verdict does not count yet."""
     case, name = key
     cell_a, cell_b = a.cells[key], b.cells[key]
     assert cell_a.time_us and cell_b.time_us

@@ -39,9 +39,7 @@ def _only_in_a(a: Cell, b: Cell) -> list[str]:
 
 
 def changes(a: Cell, b: Cell) -> str:
-    """`what ran in a only -> what ran in b only`; empty if the same kernels ran in both. That is known from
-    the names of kernels, from what a library says that it picked, from the names of oneDNN's implementations
-    and from hashes of Triton's machine code."""
+    """`what ran in a only -> what ran in b only`; empty if the same ran in both, as far as the cells tell."""
     only_in_a, only_in_b = _only_in_a(a, b), _only_in_a(b, a)
     if not (only_in_a or only_in_b):
         return ""
@@ -53,8 +51,7 @@ def effects(
 ) -> list[Effect]:
     """The main effect of each flag, from its first value to each other value, averaged over all settings of
     the other flags; and the interaction of each two flags. The effects come from the rounds in which all
-    settings were timed. Empty where the settings are not a whole factorial design: all combinations of the
-    flags' values, each once.
+    settings were timed. Empty where the settings are not all combinations of the flags' values, each once.
 
     cells:      of one implementation and case, by setting
     noise:      that of the implementation in this case

@@ -83,9 +83,9 @@ class RecordedRun:
     run: Run
     cells: dict[CellKey, Cell]
     noises: dict[str, float]  # by case the largest noise that its A/A pairs show, see `noise_of`
-    clocks: dict[str, float]  # by the name of a clock, see CLOCKS: the median over all cases in MHz
+    clocks: dict[str, float]  # by the name of a clock (see CLOCKS) its median over all cases, in MHz
     devices: dict[str, DeviceUsed]  # by case the device that measured it, where its name or id is known
-    identities: dict[str, str]  # by the name of a device DeviceUsed.identity
+    identities: dict[str, str]  # by the name of each device that was used its DeviceUsed.identity
     calibrations: list[Calibration]
 
     @property

@@ -84,8 +84,7 @@ class Cell(Record):
     rotation: dict[str, Any] = {}  # the copies of operands that calls took in turn
     samples: Samples = Field(default_factory=Samples)  # the baseline's are from every group of entries
     eliminations: Samples = Field(default_factory=Samples)
-    """The samples of the rounds in which a race eliminated configurations. Only the times of configurations
-    that were eliminated rest on them."""
+    """Samples of the rounds in which a race eliminated configurations; only times of these rest on them."""
 
     @property
     def name(self) -> str:
@@ -93,10 +92,8 @@ class Cell(Record):
 
 
 class Verdict(Record):
-    """A comparison of the cells named a and b. ratio = time(b) / time(a): > 1 means that a is faster, and the
-    verdict is about a. `harness.statistics.compare` gives it from the samples of both, with the confidence,
-    noise and margin that are recorded here.
-    """
+    """A comparison of the cells named a and b, as `harness.statistics.compare` gives it from their samples at
+    this confidence, noise and margin. ratio = time(b) / time(a): > 1 means that a is faster."""
 
     kind: Literal["verdict"] = "verdict"
     case: str
@@ -141,9 +138,7 @@ class CaseDone(Record):
     eliminations: int = 0  # rounds in which a race eliminated configurations; they are not among `rounds`
     stopped: str  # why measuring ended, in the words of `harness.timing.rounds.Rounds`
     disturbed: list[DisturbedRound] = []  # rounds during which something else used the machine, or slowed it
-    conditions: list[dict[str, Any]] = []
-    """For each group of entries that memory holds at once: clocks, power, other processes' share of the CPU
-    and so on during its rounds, or why they are not known."""
+    conditions: list[dict[str, Any]] = []  # by group, what the monitor read in its rounds, or why it did not
     phases: dict[str, float] = {}  # the parts of `setup_s`, in seconds
     search: ConfigSearch | None = None  # how the configurations of a race were found
 
@@ -185,8 +180,7 @@ class DeviceUsed(Record):
 
 
 class Calibration(Record):
-    """The time of a device for a case that all devices of its type measure with the same implementation, so
-    that the devices can be compared. Times are as in Cell."""
+    """The time of a device for a case that all devices of its type measure, to compare them. As in Cell."""
 
     kind: Literal["calibration"] = "calibration"
     device: str

@@ -1,6 +1,5 @@
 """Measures a case on a device. Its entries are divided into groups that memory holds at once, and each group
-is checked, timed in interleaved rounds, and checked again (checks.py). The calls are made in the processes of
-workers (workers/worker.py), which run workers/child/bench.py."""
+is checked, timed in interleaved rounds, and checked again (checks.py). Workers make the calls."""
 
 from __future__ import annotations
 
@@ -30,9 +29,7 @@ from kernels.engines import choices, engines
 from kernels.platform import Platform
 from shapes.case import Case
 
-SLOW = 4.0
-"""An entry that takes more than this many times as long as the fastest is sampled once in a block: it will
-not be chosen, so its exact time matters little."""
+SLOW = 4.0  # `Policy.slow`: an entry so many times as slow as the fastest will not be chosen
 
 
 @dataclass
@@ -43,10 +40,10 @@ class CaseMeasurer:
     device: OwnDevice
     progress: Progress
     memory_share: float = 1.0  # of the free memory; other devices of the machine may be measured, too
-    ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
-    """The kinds of entries (see `_kind`) that this run checked at ragged sizes, and why they were wrong."""
+    found_at_ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
+    """By kind of entry (see `_kind`) that was checked at ragged sizes: why it was wrong, or an empty text."""
     far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
-    """The kinds that this run checked with addresses of more than 32 bits, and whether they were right."""
+    """Whether each kind that this run checked with addresses of more than 32 bits was right."""
 
     @property
     def platform(self) -> Platform:
@@ -83,7 +80,7 @@ class CaseMeasurer:
                 entry = entry_of(impl, case, self.platform, launch, setting, config)
                 if entry.interpreted and plan.record.contrast == "settings":
                     entry.fail("unsupported", "it is interpreted here: there is no time to compare")
-                if reason := self.ragged.get(_kind(entry.name, case)):
+                if reason := self.found_at_ragged.get(_kind(entry.name, case)):
                     entry.fail("wrong", reason)
                 entries[entry.name] = entry  # an entry that is eager in each launch mode is here once
         able = [entry for entry in entries.values() if entry.alive]
@@ -91,8 +88,7 @@ class CaseMeasurer:
         return able, unable, search
 
     def _baseline(self, case: Case) -> str:
-        """The name of the implementation that the others are compared with. Where an engine is the run's
-        baseline, it is the one that the engine runs in this case."""
+        """The name of the baseline's implementation; for an engine the one that it runs in this case."""
         baseline = self.plan.record.baseline
         if baseline not in engines():
             return baseline
@@ -112,8 +108,7 @@ class CaseMeasurer:
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
     ) -> tuple[list[list[Entry]], list[Entry], Rotation]:
-        """The entries of each group that memory holds at once; the entries that are too large for memory; and
-        the sets of operands that calls rotate over."""
+        """The entries of each group that memory holds at once; those too large for it; and the rotation."""
         memory = Memory(case, self.platform, baseline, self.plan.record.cache, self.memory_share)
         ceilings = self.plan.ceilings
         sets = rotation(
@@ -135,7 +130,7 @@ class CaseMeasurer:
             workers=self._workers(group.entries, scratch),
             say=self.progress.say,
             seed=self.plan.record.seed,
-            ragged=self._ragged(group),
+            ragged=self._ragged_cases(group),
         )
         try:
             checks.before(group.rotation)
@@ -193,17 +188,17 @@ class CaseMeasurer:
         cases of the run are not checked for that again: they get what was noted."""
         for entry in group.entries:
             kind = _kind(entry.name, group.case)
-            self.ragged[kind] = checks.wrong_at_ragged.get(entry.name, "")
+            self.found_at_ragged[kind] = checks.wrong_at_ragged.get(entry.name, "")
             if "far" in entry.check:
                 self.far[kind] = entry.check["far"]
             elif entry.check and kind in self.far:
                 entry.check["far"] = self.far[kind]
 
-    def _ragged(self, group: Group) -> list[Case]:
+    def _ragged_cases(self, group: Group) -> list[Case]:
         """The small cases of uneven sizes at which the entries of a group are checked; none if all their
         kinds were checked before, or in a race, whose configurations are checked at their own case only."""
         kinds = {_kind(entry.name, group.case) for entry in group.entries if not entry.interpreted}
-        if kinds <= self.ragged.keys() or self.plan.record.race is not None:
+        if kinds <= self.found_at_ragged.keys() or self.plan.record.race is not None:
             return []
         return ragged_cases(self.plan.op, group.case, self.platform.arch)
 
@@ -288,8 +283,7 @@ class GroupSampler:
                 if answer["host_seconds"] is not None:
                     entry.host_s.append(answer["host_seconds"])
                 return float(answer["seconds"])
-        # The worker may have a new process. The other entries of the worker are prepared in it now, because
-        # their own samples would otherwise wait for that.
+        # The worker may have a new process. Its other entries are prepared now, and not before their samples.
         for other in self._living(worker):
             attempt([other], worker.prepare, other)
         worker.pause()
@@ -297,14 +291,12 @@ class GroupSampler:
 
 
 def opening_s(calls_s: Sequence[float]) -> float:
-    """The seconds that one round in each of the opening blocks takes, and a fifth more, as calls vary.
-    calls_s: the seconds that a call of each entry takes"""
+    """The seconds of a round in each opening block, and a fifth more, as calls vary. calls_s: by entry"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
     untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)  # the untimed call before each sample
     return 1.2 * Policy().opening * (sampling_s + untimed_s)
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:
-    """What entries have in common that one check at ragged sizes stands for: the entry's name, the boundary,
-    and the sizes that ragged cases take over from the case."""
+    """What one check at ragged sizes stands for: entries of this name and boundary at these kept sizes."""
     return name, case.boundary, *(f"{size}={value}" for size, value in kept_sizes(case).items())

@@ -32,9 +32,7 @@ def ceilings(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
     """The stored ceilings of this device, driver, number of threads and torch. They are measured where none
     are stored, or only disturbed ones. Raises WorkerFailure where they cannot be measured."""
     known = stored(platform, threads)
-    if known is not None and not known.disturbed:
-        return known
-    return measured(platform, threads, monitor)
+    return known if known and not known.disturbed else measured(platform, threads, monitor)
 
 
 def stored(platform: Platform, threads: int) -> Ceilings | None:
@@ -43,8 +41,7 @@ def stored(platform: Platform, threads: int) -> Ceilings | None:
 
 def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
     """Measures the ceilings in a worker. Stores and returns the highest that are known, because a disturbance
-    can only lower them. Raises WorkerFailure where they cannot be measured or are beyond the datasheet: then
-    no time of this device can be trusted."""
+    can only lower them. Raises WorkerFailure where they cannot be measured or are `impossible`."""
     with meters(platform, threads, 1, HUGE_PAGES) as (meter,):
         monitor.begin()
         facts = meter.ask("measure", 300)
@@ -57,7 +54,7 @@ def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
 
 
 def impossible(new: Ceilings, peak: Ceilings | None) -> str:
-    """What was measured beyond the datasheet's peak, in words; empty if nothing was."""
+    """What was measured beyond the datasheet's peak, so that no time can be trusted; empty if nothing was."""
     if peak is None:
         return ""
     rates = [(f"{dtype} products", rate, peak.rates[dtype]) for dtype, rate in new.rates.items()]
@@ -85,8 +82,7 @@ def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
 def meters(
     platform: Platform, threads: int, count: int, variables: Mapping[str, str] | None = None
 ) -> Iterator[list[WorkerProcess]]:
-    """`count` workers that are ready to measure this device (see child/meter.py), in these environment
-    variables. The workers end with the context. Raises WorkerFailure."""
+    """Workers that are ready to measure this device. They end with the context. Raises WorkerFailure."""
     environment = thread_environment(platform, threads) | dict(variables or {})
     level = last_level(platform, stored(platform, threads))
     workers: list[WorkerProcess] = []
@@ -106,10 +102,9 @@ def _store() -> Path:
 
 
 def _key(platform: Platform, threads: int) -> str:
-    """The key of a device's ceilings. That of a GPU has the GiB of its memory, because the name of a slice of
-    a GPU may not say how large the slice is."""
+    """The key of a device's ceilings."""
     device: list[str | int] = [platform.name, platform.arch, platform.device, driver(platform)]
-    if platform.kind != "cpu":
+    if platform.kind != "cpu":  # the name of a slice of a GPU may not say how large the slice is
         device.append(platform.memory >> 30)
     return json.dumps([*device, threads, version("torch")])
 

@@ -215,8 +215,8 @@ def _note(entry: Entry, group: Group) -> str:
 
 def _verdicts(group: Group, timed: Collection[str], confidence: float, margin: float) -> list[Verdict]:
     """The verdicts on the A/A pair, on each timed entry against the baseline, and on the winner against the
-    runner-up. There is none on the A/A pair where the baseline's cell has no samples: the record of a verdict
-    holds the rerun's only. timed: names of the entries whose cells have a time"""
+    runner-up. Where the baseline's cell has no samples, the A/A pair has no verdict, because a reader of the
+    records could not compute it again. timed: names of the entries whose cells have a time"""
     baseline, rerun, rounds = group.baseline, group.rerun, group.rounds
     if baseline is None or rerun is None:
         return []

@@ -1,12 +1,11 @@
-"""Checks of a case's entries, before they are timed and after. The judge, a process of its own, computes
-references and compares outputs with them.
+"""Checks of a case's entries. The judge, a process of its own, computes references and compares outputs.
 
 Before timing, each entry is called once at small uneven sizes and once at the case's sizes.
 
 After timing, the outputs that the timed calls left, and those of further calls, are compared with each other.
-Then each entry is called on other operands: with other live ones, where an entry that returns a cached answer
-is wrong; with others altogether, where an entry that cached what it prepared is wrong; and with others of the
-same lengths, where an entry that caches by lengths is wrong. `CaseChecks.seeds` names these operands.
+Then each entry is called on other operands (`CaseChecks.seeds`). Other live ones show an entry that returns a
+cached answer; others altogether, one that cached what it prepared; those of the same lengths, one that caches
+by lengths.
 """
 
 from __future__ import annotations
@@ -118,8 +117,7 @@ class CaseChecks:
             self.phases[name] += time.perf_counter() - started
 
     def before(self, rotation: Rotation) -> None:
-        """Computes the references and checks each entry that will be timed. Raises WorkerFailure where the
-        judge cannot compute or compare."""
+        """Computes references and checks what will be timed. Raises WorkerFailure if the judge fails."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = self._seeds_of_set(rotation.copies - 1)
         timed = self.timed_workers
@@ -128,8 +126,10 @@ class CaseChecks:
             self.side_by_side(timed, lambda worker: attempt(worker.living, worker.living_process))
             starting_judge.result()
         for number, case in enumerate(self.ragged):
+            check_ragged = functools.partial(self._check_ragged, case=case, name=f"ragged-{number}")
             with self.phase("checking at ragged sizes"):
-                preparing_s = self._check_ragged(timed, case, f"ragged-{number}")
+                self._reference(case, f"ragged-{number}", self.seeds["first"])
+                preparing_s = max(self.side_by_side(timed, check_ragged), default=0.0)
             # Preparing for these sizes (mostly compiling) counts as preparation, as in the case itself.
             self.phases["checking at ragged sizes"] -= preparing_s
             self.phases["preparing ragged sizes"] += preparing_s
@@ -167,8 +167,7 @@ class CaseChecks:
         self.pool.shutdown()
 
     def side_by_side(self, workers: Sequence[Worker], action: Callable[[Worker], Answer]) -> list[Answer]:
-        """The action's result for each worker. They work at the same time, because compilers and the
-        interpreter take long and mostly use one core."""
+        """The action's result for each worker. They work at the same time: compilers mostly use one core."""
         others = [self.pool.submit(action, worker) for worker in workers[1:]]
         # The first action runs in this thread: its worker may be this process (run/single.py), where torch's
         # threads belong to the thread that first used them.
@@ -199,8 +198,7 @@ class CaseChecks:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
     def _first_outputs(self, worker: Worker) -> tuple[Worker, int | None, list[tuple[Entry, Output]]]:
-        """Prepares the entries of a worker one after the other, and calls each on the operands `first`.
-        Returns the worker, the digest of these operands, and the outputs."""
+        """Prepares and calls each entry on the operands `first`. Returns worker, their digest, outputs."""
         digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
         outputs = []
         for entry in worker.living:
@@ -267,17 +265,10 @@ class CaseChecks:
 
     # Before timing
 
-    def _check_ragged(self, workers: Sequence[Worker], case: Case, name: str) -> float:
-        """Checks the entries of the workers at a small case of uneven sizes, where an entry may be wrong
-        though it is right at the sizes of production. Returns the seconds of preparing in the worker that
-        took longest. name: of this case's reference"""
-        self._reference(case, name, self.seeds["first"])
-        preparing_s = self.side_by_side(workers, lambda worker: self._check_ragged_in(worker, case, name))
-        return max(preparing_s, default=0.0)
-
-    def _check_ragged_in(self, worker: Worker, case: Case, name: str) -> float:
-        """As `_check_ragged`, for one worker. Only a wrong output counts against an entry, because any other
-        failure at these sizes need not occur at the sizes that are timed."""
+    def _check_ragged(self, worker: Worker, case: Case, name: str) -> float:
+        """Checks a worker's entries at a small case of uneven sizes, where an entry may be wrong though it is
+        right at the sizes of production. Only a wrong output counts against it: another failure need not
+        occur at the sizes that are timed. Returns the seconds of preparing. name: of the case's reference"""
         able = [entry for entry in worker.living if _can_check_ragged(entry, case, worker.platform)]
         if not able:
             return 0.0
@@ -337,7 +328,7 @@ class CaseChecks:
             compared = attempt([entry], worker.ask, entry, "compared", seconds=seconds)
             if compared is None:
                 continue
-            if compared["kept"]:
+            if compared["stale"]:
                 entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
             for output in compared["outputs"]:
                 if entry.alive:  # references are computed only in the boundaries of living entries
@@ -392,8 +383,7 @@ class CaseChecks:
             self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
 
     def _profile(self, worker: Worker, entry: Entry) -> None:
-        """Notes of an entry what ran in a call. Where the profiler does not work, the entry keeps its time:
-        `_check_again` shows whether the call itself works."""
+        """Notes of an entry what ran in a call. Where the profiler fails, the entry keeps its time."""
         try:
             profile = worker.ask(entry, "profile")
             entry.kernels = profile["kernels"]
@@ -406,8 +396,9 @@ class CaseChecks:
 
     def _check_again(self, copies: int) -> None:
         """Checks the timed entries on other operands."""
-        # Where the sets are copies of each other (not Op.turns), an entry that reads the same set in each
-        # call is right on all of them. So other operands are put on the last set, and then on the first.
+        # Where the sets are copies of each other (not Op.turns), an entry that reads one set in every call is
+        # right on all. It shows where sets differ: other live operands are put on the last set, before the
+        # first one gets them too; and `other` is set 1, beside `first` as set 0.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
         sets = [copies - 1, 0] if has_copies else [0]
 
@@ -457,8 +448,7 @@ class CaseChecks:
             entry.fail("wrong", f"{change}: its calls do not read what is there")
 
     def _check_interpreted(self, interpreted: Sequence[tuple[Worker, Entry]]) -> None:
-        """Checks interpreted entries on two sets of operands that share nothing. Each is called only twice,
-        because the interpreter is slow."""
+        """Checks interpreted entries, which are slow, on only two sets of operands; these share nothing."""
         workers = list(dict.fromkeys(worker for worker, _ in interpreted))
         for worker in self.workers:
             worker.stop()  # This frees the memory of the timed entries.

@@ -26,8 +26,8 @@ from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform, devices
 
 LOCKS = "KERNEL_BENCH_LOCKS"
-"""The environment variable that names the folder of locks. The default, /tmp, does not depend on TMPDIR,
-because all users of a machine have to share the folder."""
+"""The environment variable that names the folder of locks, which all users of a machine have to share. So the
+default is /tmp, whatever TMPDIR is."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ class DeviceFacts:
 
 
 def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
-    """The facts of a device. Where no ceilings are stored they are measured, which takes half a minute.
-    threads: of each worker, on a CPU"""
+    """The facts of a device. May measure ceilings for half a minute. threads: of each worker, on a CPU"""
     known, no_ceilings = None, ""
     try:
         known = ceilings(device.platform, threads, device.monitor)

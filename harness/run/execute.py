@@ -38,7 +38,7 @@ FAILING = {"wrong", "impossible"} | BROKEN
 
 ENOUGH = 0.9
 """A case is begun if this share of `per_case_s` is left of the budget. The share is less than 1 because the
-last round of an earlier case may have overrun the budget of that case."""
+last round of a case may take longer than what was left of the case's budget."""
 
 
 class Display(Protocol):
@@ -101,7 +101,7 @@ class RunCases:
 
     @property
     def left(self) -> dict[str, Case]:
-        """The unfinished cases by their keys, the heaviest first."""
+        """The unfinished cases by their keys, as the plan orders them: the heaviest first."""
         return {key: case for key, case in self.all.items() if key not in self.finished}
 
     @property
@@ -162,9 +162,7 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    records: list[
-        Record
-    ]  # of finished cases; in a resumed run the cases that were finished before come first
+    records: list[Record]  # of finished cases; in a resumed run those of earlier sessions come first
     cases: int  # how many cases are finished
     left_out: list[Case]  # cases that the budget did not reach
     before_s: float  # seconds from the beginning of the command to the first case
@@ -196,8 +194,7 @@ def exit_code(records: Iterable[Record]) -> int:
 
 
 def code_of(statuses: set[str]) -> int:
-    """The exit code for cells of these statuses: FAILED if one is in FAILING, OK if all that could run were
-    right, NOTHING_RAN if none could run."""
+    """FAILED if one of the statuses is in FAILING, NOTHING_RAN if no cell could run, and otherwise OK."""
     if statuses & FAILING:
         return FAILED
     return OK if statuses & {"ok", "checked"} else NOTHING_RAN

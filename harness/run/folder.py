@@ -76,8 +76,8 @@ def record_of(
     baseline: str,
     race: RaceSettings | None = None,
 ) -> Run:
-    """As `plan_run`, of these cases and implementations. The default budget is 60 s, and that of a race
-    `per_case_s` for each of its cases."""
+    """The record of a run of these cases and implementations (see `plan_run`). The default budget is 60 s,
+    and that of a race `per_case_s` for each case."""
     settings = request.settings or [parse_setting(request.set)]
     for folder in user_folders(setting.variables for setting in settings):
         own_folder(folder)  # raises StoredError where there is none
@@ -135,7 +135,8 @@ def user_folders(settings: Iterable[Mapping[str, str | None]]) -> list[str]:
 def begin(
     planned: Run, request: Request, facts: DeviceFacts, log: Callable[[str], None]
 ) -> tuple[Journal, RunPlan]:
-    """Creates the folder of a planned run on a device. Logs a line if there are no ceilings."""
+    """Creates the folder of a planned run, whose record gets the facts of its device. Returns its journal and
+    its plan. Logs a line if there are no ceilings."""
     note_useless_folders(planned.settings.values(), log)
     if facts.ceilings is None:
         log(f"no limits, so no percentages: {facts.no_ceilings}")
@@ -204,8 +205,7 @@ BROKEN = {"crashed", "timeout", "error"}
 
 
 def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
-    """The records of each finished case by its key. retry: whether cases with a cell that broke count as
-    unfinished, because they are measured again"""
+    """The records of each finished case by its key. retry: whether a case is unfinished if a cell broke"""
 
     def broke(records: Iterable[Record]) -> bool:
         return any(isinstance(record, Cell) and record.status in BROKEN for record in records)

@@ -29,7 +29,7 @@ from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
 from harness.run.folder import note_useless_folders
 from harness.run.plan import Request
-from harness.timing.rounds import mostly_disturbed
+from harness.timing.rounds import is_given_up
 from harness.workers.child.bench import Bench
 from harness.workers.environment import worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess, worker_pids
@@ -78,7 +78,7 @@ class SingleEntry:
             attempt([self.entry], self.worker.prepare, self.entry)
 
     def sample(self) -> float:
-        """Takes samples until one is quiet or `mostly_disturbed` gives up. Returns seconds per call."""
+        """Takes samples until one is quiet or measuring is given up. Returns seconds per call."""
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.entry.name}"):
@@ -87,7 +87,7 @@ class SingleEntry:
             disturbance = self.monitor.end()
             if disturbance:
                 self.disturbances.append(disturbance)
-            if not disturbance or mostly_disturbed(len(self.disturbances), self.samples):
+            if not disturbance or is_given_up(len(self.disturbances), self.samples):
                 return seconds
 
     def end(self, profiled: bool = True) -> None:
@@ -95,8 +95,7 @@ class SingleEntry:
         self.checks.after(self.rotation, profiled)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
-        """What is known of the entry besides its times: sizes, check, what ran, and the rates at so many
-        seconds per call; no rates for None."""
+        """What is known of the entry besides its times; with its rates, if `seconds` per call are given."""
         op = kernels.OPS[self.case.op]
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
         platform = self.worker.platform
@@ -221,10 +220,8 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
 
 def _value(text: str) -> Any:
     """True, False, None, an integer, or else the text itself."""
-    constants = {"True": True, "False": False, "None": None}
-    if text in constants:
-        return constants[text]
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    number_or_text = int(text) if re.fullmatch(r"-?\d+", text) else text
+    return {"True": True, "False": False, "None": None}.get(text, number_or_text)
 
 
 def benchmark(

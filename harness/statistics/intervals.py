@@ -34,14 +34,12 @@ class Interval:
 
 
 def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE) -> Interval:
-    """The mean over groups and its interval, from (group, value) pairs. With one group the interval is
-    infinite.
+    """The mean over groups and its interval, from (group, value) pairs. With one group it is infinite.
 
     It is the wider of two intervals. One is Student's over the groups, with the error of Hartung and Knapp
     from the distances between groups (2001, Statistics in Medicine 20:3875). The other is the normal one
     from the error that the variances explain: without it, groups that agree by chance would end a measurement
-    (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15:99). Groups of a single value each are
-    treated as one sample.
+    (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15:99). Groups of one value: one sample.
     """
     grouped: dict[int, list[float]] = {}
     for group, value in values:
@@ -106,11 +104,10 @@ def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
     the estimate of DerSimonian and Laird (1986, Controlled Clinical Trials 7:177).
     """
     k = len(centres)
-    # The variance of one round is taken to be the same in all blocks: the median over all rounds, because a
-    # block may be disturbed. A block of a single round has no variance.
+    # The variance of a round is taken to be the same in all blocks: the median, as a block may be disturbed.
     variances: list[float] = []
     for c in centres:
-        if c.n > 1:
+        if c.n > 1:  # a single round has no variance
             variances += [c.n * c.error**2] * c.n  # each of the block's rounds has the variance of the block
     round_variance = statistics.median(variances)
     weights = [1.0] * k

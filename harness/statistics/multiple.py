@@ -45,8 +45,7 @@ def joint_verdicts(
     confidence: float = CONFIDENCE,
     margin: float = MARGIN,
 ) -> list[JointVerdict]:
-    """The verdicts on the named entries: each other one against the `baseline`, and the winner against the
-    `runner-up`.
+    """The verdicts on the named entries: each against the `baseline`, and the winner against the `runner-up`.
 
     series: of the entries that were measured to the end
     blocks: the block of each round
@@ -115,8 +114,7 @@ def stopping_reason(
     margin: float = MARGIN,
 ) -> str:
     """Why no more rounds are needed; empty if they are. `tight`: each interval has at most this half width.
-    `clear`: the verdict of each wider interval is not `unclear`, or there is nothing to compare. Arguments as
-    for `joint_verdicts`.
+    `clear`: the verdict of each wider interval is not `unclear`, or there is nothing to compare.
 
     Repeated looks must not raise the share of errors. So a verdict before the end counts only if it is
     reached at a far higher confidence; then the final verdicts keep theirs (Haybittle 1971, British Journal

@@ -1,5 +1,4 @@
-"""Paired comparison of two entries that were timed in the same rounds, the noise that an A/A pair shows, and
-the arithmetic of independent measurements."""
+"""Paired comparison of two entries, the noise of an A/A pair, and arithmetic of independent measurements."""
 
 from __future__ import annotations
 
@@ -41,9 +40,8 @@ def compare(
     """Compares two entries by their times in the same rounds; a and b are paired by position. Pairs with a
     missing, zero or negative time are left out. The interval is that of `interval` over log(b / a).
 
-    The verdict is `same` where the interval lies inside 1 +- max(floor, margin) and the noise is not above
-    MAX_NOISE; else `faster` or `slower` where it lies above 1 + floor or below 1 / (1 + floor); else
-    `unclear`.
+    The verdict is `same` where the interval lies inside 1 +- max(floor, margin) and floor <= MAX_NOISE;
+    else `faster` or `slower` where it lies above 1 + floor or below 1 / (1 + floor); else `unclear`.
 
     blocks: the block of each round; None: each round is independent
     floor:  the noise: no smaller difference has a verdict
@@ -89,8 +87,7 @@ def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) ->
 def noise_of(same_thing_twice: Comparison) -> float:
     """The noise that an A/A pair shows: the distance of its interval from 1, which is 0 where the interval
     contains 1. Where an end of the interval is farther from 1 than MAX_NOISE, the noise is the distance of
-    the farther end, so that only larger differences have a verdict. Where the pair has no interval, the noise
-    is infinite, which makes all verdicts `unclear`."""
+    the farther end: only larger differences have a verdict. Without an interval the noise is infinite."""
     low, high = same_thing_twice.low, same_thing_twice.high
     if low <= 0:
         return math.inf

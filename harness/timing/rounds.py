@@ -21,12 +21,12 @@ Disturbed = Literal["prefer", "keep", "refuse"]
 """Whether rounds count that other work on the machine disturbed. prefer: only quiet rounds count if there are
 enough of them, otherwise all; keep: all count; refuse: only quiet ones do, with no result if most are not."""
 
-MAX_DISTURBED = 0.5  # a machine counts as never quiet where a larger share of its rounds was disturbed
-ENOUGH_ROUNDS = 30  # from this number of rounds on, a machine that is never quiet ends measuring
+MAX_DISTURBED = 0.5  # where more than this share of the rounds is disturbed, most of them are
+ENOUGH_ROUNDS = 30  # after so many rounds, further ones are taken to be no quieter
 
 
-def mostly_disturbed(disturbed: int, made: int) -> bool:
-    """Whether so many rounds were made, and most of them disturbed, that further ones would be no better."""
+def is_given_up(disturbed: int, made: int) -> bool:
+    """Whether measuring ends because most of many rounds were disturbed."""
     return made >= ENOUGH_ROUNDS and disturbed > MAX_DISTURBED * made
 
 
@@ -142,33 +142,28 @@ class Rounds:
         )
 
     @property
-    def never_quiet(self) -> bool:
+    def most_are_disturbed(self) -> bool:
         """Whether most rounds were disturbed, whether they count or not."""
-        disturbed = [r for r in self.made if r.disturbed]
-        return len(disturbed) > MAX_DISTURBED * len(self.made)
+        return len([r for r in self.made if r.disturbed]) > MAX_DISTURBED * len(self.made)
 
-    @property
-    def mostly_left_out(self) -> bool:
-        """Whether so many rounds were left out that further ones are not worth their time."""
-        return mostly_disturbed(len(self.left_out), len(self.made))
-
-    def prefer_quiet(self, blocks: int) -> bool:
+    def choose_counted(self, blocks: int) -> bool:
         """Decides which rounds count: only quiet ones, if at least half of all rounds are quiet, if these lie
         in at least `blocks` blocks (or in every block so far), and if each entry has a time in them; else all
         rounds. The times play no part: leaving rounds out by their outcome would bias the rest.
 
-        Returns whether all rounds count only until further blocks have brought enough quiet ones.
+        Returns whether measuring may end with this choice. It may not where all rounds count although most
+        are quiet: further blocks bring the quiet rounds that are missing.
         """
         quiet = [r for r in self.made if not r.disturbed]
         quiet_blocks = {r.block for r in quiet}
         all_blocks = {r.block for r in self.made}
         has_blocks = len(quiet_blocks) >= min(blocks, len(all_blocks))
         without_quiet = _entries_with_times(self.made) - _entries_with_times(quiet) - self.dropped.keys()
-        only_quiet = has_blocks and not without_quiet and not self.never_quiet
+        only_quiet = has_blocks and not without_quiet and not self.most_are_disturbed
         self.made = [
             replace(r, use="left out" if r.disturbed and only_quiet else "counts") for r in self.made
         ]
-        return not (only_quiet or self.never_quiet)
+        return only_quiet or self.most_are_disturbed
 
 
 def _entries_with_times(rounds: Iterable[Round]) -> set[str]:
@@ -182,12 +177,11 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
     """Times entries round by round until the policy is satisfied. An entry that raises, or that returns
     anything but a positive finite number, is dropped. Only the samplers can have deadlines.
 
-    The opening blocks are short, so that few rounds suffice for a large difference although each entry was
-    prepared several times. Verdicts that are open after them get long blocks, with a look at the results
-    after each (`stopping_reason`).
+    The opening blocks are short: few rounds suffice for a large difference if each entry is prepared several
+    times. If verdicts are open then, long blocks follow, with a look at the results after each.
 
     A disturbed round is made again, up to TRIES times the wanted rounds. Where most rounds were disturbed,
-    `prefer` counts all of them (`prefer_quiet`) and makes none again, because further blocks tell more;
+    `prefer` counts all of them (`choose_counted`) and makes none again, because further blocks tell more;
     `refuse` counts no disturbed one and stops, and there is no result.
     """
     import scipy.special  # noqa: F401 - a look needs it, and it must not be loaded between samples
@@ -203,8 +197,8 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
             break
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
-        # A later block is worth its preparation if its rounds get at least so many seconds: as many as those
-        # of an opening block take, and as the preparation takes.
+        # A later block is worth its preparation only if at least this much of the budget is left for its
+        # rounds: the time that the rounds of an opening block take, and that the preparation takes.
         least_block_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
         longest_round_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)
         if rounds.made and remaining_s < max(longest_round_s, least_block_s):
@@ -213,8 +207,7 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
         started = policy.clock()
         policy.begin_block(block, lasting)
         preparing_s = policy.clock() - started
-        # The remaining budget is divided among the opening blocks that are left; after them, among as many of
-        # the later blocks as are worth their preparation.
+        # Opening blocks share the remaining budget; after them, the later blocks that are worth preparing.
         sharing_blocks = (policy.opening if is_opening else policy.blocks) - block
         if least_block_s:
             sharing_blocks = min(sharing_blocks, int(remaining_s / least_block_s))
@@ -227,7 +220,7 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
             break
     if not rounds.lasting(entries):
         rounds.stopped = "no entries"
-    elif len(rounds.left_out) > MAX_DISTURBED * len(rounds.made):
+    elif policy.disturbed == "refuse" and rounds.most_are_disturbed:
         rounds.stopped = "disturbed"
     return rounds
 
@@ -240,10 +233,9 @@ def _make_block(
     generator: random.Random,
     end_s: float,
 ) -> float:
-    """Makes the rounds of a block, until `end_s` seconds were spent in samples since measuring began. Returns
-    the seconds that another round would take."""
+    """Makes a block's rounds. Returns the seconds that another would take. end_s: what `spent_s` may reach"""
     keep_disturbed = policy.disturbed == "keep" or (
-        policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
+        policy.disturbed == "prefer" and block > 0 and rounds.most_are_disturbed
     )
     is_short = block < policy.opening and policy.opening < policy.blocks
     most_rounds = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
@@ -252,7 +244,7 @@ def _make_block(
     round_s = 0.0
     for index in range(TRIES * most_rounds):
         if index > 0 and rounds.spent_s + round_s > end_s:
-            rounds.stopped = "budget"  # unless another reason ends measuring after this or a later block
+            rounds.stopped = "budget"  # `measure` replaces it where measuring ends for another reason
             break
         order = list(names)
         generator.shuffle(order)
@@ -262,8 +254,8 @@ def _make_block(
         rounds.made.append(made)
         if not made.seconds:
             break
-        # Slow entries are sampled until one of the block's rounds counts. Where disturbed rounds may count in
-        # the end (`prefer`), two are enough.
+        # After the first round of the block that counts, slow entries are not sampled any more. With `prefer`
+        # a disturbed round may count in the end, so that they are sampled in no more than two rounds.
         is_enough = made.use == "counts" or (index > 0 and policy.disturbed == "prefer")
         names = _not_slow(made, policy) if is_enough else list(made.seconds)
         round_s = sum(made.took[name] for name in names)
@@ -307,10 +299,9 @@ def _not_slow(made: Round, policy: Policy) -> list[str]:
 def _reason_to_stop(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) -> str:
     """Decides which rounds count. Returns why measuring may end, as `Rounds.stopped`; empty if it may not."""
     if policy.disturbed == "prefer":
-        needs_quiet_rounds = rounds.prefer_quiet(policy.opening)
-        if needs_quiet_rounds:
+        if not rounds.choose_counted(policy.opening):
             return ""
-    elif rounds.mostly_left_out:
+    elif is_given_up(len(rounds.left_out), len(rounds.made)):
         return "disturbed"
     is_last = block + 1 == policy.blocks
     if is_last or len(set(rounds.blocks)) < policy.opening:

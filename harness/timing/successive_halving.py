@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from harness.statistics.multiple import Series, log_time
 from harness.statistics.paired import compare
-from harness.timing.rounds import Policy, Rounds, Sampler, measure
+from harness.timing.rounds import Policy, Rounds, Sampler, is_given_up, measure
 
 SELECTING = 0.6  # the largest share of the budget that eliminations take
 BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry
@@ -29,8 +29,7 @@ def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
     rounds so far cannot tell from the best one: all of them as far as the budget and `policy.max_rounds`
     allow, at most the better half otherwise (successive halving: Karnin, Koren and Somekh 2013, ICML;
     Jamieson and Talwalkar 2016, AISTATS). The one that is left, the challenger, is measured beside the
-    baseline like any two entries. Where it fails, the next best takes its place; where the baseline fails,
-    nothing is measured.
+    baseline. Where it fails, the next best takes its place; where the baseline fails, nothing is measured.
 
     The result has the elimination rounds in `eliminations`, and in `rounds` those that came after them.
     """
@@ -54,18 +53,20 @@ def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
         new = measure({name: samples[name] for name in (baseline, *rivals)}, elimination)
         made = [replace(r, use="elimination") if r.use == "counts" else r for r in new.made]
         measured = measured.then(replace(new, made=made))
-        if measured.mostly_left_out:
+        if is_given_up(len(measured.left_out), len(measured.made)):
             return replace(measured, beaten=beaten, stopped="disturbed")
         if baseline in measured.dropped:
             return replace(measured, beaten=beaten, stopped="no entries")
         block_rounds = min(2 * block_rounds, policy.max_rounds)
-        room = 0.0  # the next elimination has time for so many rivals; 0: it would tell no more of them apart
+        # For how many rivals the budget allows the next elimination. It would hardly tell more rivals apart
+        # where it has no more rounds than this one. Then the better half is enough: 0.
+        affordable = 0.0
         if block_rounds > elimination.max_rounds:
             samples_made = sum(len(r.seconds) for r in new.made)
             entry_s = BLOCKS * block_rounds * new.spent_s / max(1, samples_made)
             entries = _share_s(policy, measured, rivals) / entry_s if entry_s else math.inf
-            room = entries - 1  # one of them is the baseline
-        rivals, lost = _halved(measured, baseline, rivals, room)
+            affordable = entries - 1  # one of them is the baseline
+        rivals, lost = _halved(measured, baseline, rivals, affordable)
         beaten = lost | beaten
     challengers = [*rivals, *beaten] or [baseline]  # without rivals the baseline and its rerun are measured
     for challenger in challengers:
@@ -80,18 +81,16 @@ def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
 
 
 def _share_s(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
-    """Seconds for the next elimination: those that eliminations may still take, divided by the number of
-    eliminations that halving these rivals takes."""
+    """Seconds for the next elimination: what eliminations have left, divided by the number still to come."""
     return (SELECTING * policy.budget_s - measured.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
 
 
 def _halved(
-    measured: Rounds, baseline: str, rivals: Iterable[str], room: float
+    measured: Rounds, baseline: str, rivals: Iterable[str], affordable: float
 ) -> tuple[list[str], dict[str, str]]:
-    """The rivals that stay, the best first, and for each rival that lost the words for its defeat. Dropped
-    rivals are in neither.
+    """The rivals that stay, the best first, and how each other one lost. Dropped rivals are in neither.
 
-    room: how many rivals may stay; the better half may stay in any case
+    affordable: how many rivals may stay; the better half may stay in any case
     """
     blocks = [r.block for r in measured.eliminations]
     series: Series = {
@@ -109,7 +108,7 @@ def _halved(
     if against_best[baseline].verdict == "slower":
         most = 1.0  # The baseline has won, so it no longer matters which rival is measured beside it.
     else:
-        most = max(room, math.ceil(len(ranked) / 2))
+        most = max(affordable, math.ceil(len(ranked) / 2))
     staying = []
     lost = {}
     for place, name in enumerate(ranked):

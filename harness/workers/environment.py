@@ -63,9 +63,12 @@ def provenance(platform: Platform, threads: int) -> JsonObject:
 def worker_environment(
     extra: Mapping[str, str | None], tree: str | None = None, plugins: Collection[str] = ()
 ) -> dict[str, str]:
-    """The environment of a worker: DEFAULTS, overridden by the user's variables, and these by `extra`, where
-    None removes a variable. tree: the folder of the source tree that the worker runs; None: this one;
-    plugins: the plug-in files that it imports, beside those that are folders: they hold ops"""
+    """The environment of a worker: DEFAULTS, overridden by the user's variables, and these by `extra`.
+
+    extra:   variables; None removes one
+    tree:    the folder of the source tree that the worker runs; None: this one
+    plugins: the plug-in files that it imports; it imports all plug-in folders, because these hold ops
+    """
     user = dict(os.environ)
     path = [tree or str(ROOT), *filter(None, [user.get("PYTHONPATH")])]
     user["PYTHONPATH"] = os.pathsep.join(path)
@@ -77,12 +80,12 @@ def worker_environment(
 
 
 def home_environment() -> dict[str, str]:
-    """A home for what libraries compile, where the user's cannot be written. Its packages are still found."""
+    """Another home, for what libraries compile, where the user's cannot be written."""
     if writable(user_home()):
         return {}
     home = cache() / "home"
     home.mkdir(parents=True, exist_ok=True)
-    return {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase()}
+    return {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase()}  # where the user's packages still are
 
 
 def cache_environment(setting: str) -> dict[str, str]:

@@ -129,6 +129,7 @@ class WorkerProcess:
         return value
 
     def _crashed(self, doing: str) -> WorkerFailure:
+        """The failure of a process that has ended: how, and what it printed last. Kills what it started."""
         try:
             code = self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -162,8 +163,7 @@ class WorkerProcess:
 
 
 def start_judge(platform: Platform, threads: int, deadline: float, log: Path) -> WorkerProcess:
-    """A process that computes references and compares outputs with them (see child/judge.py), with its device
-    ready within `deadline` seconds. Raises WorkerFailure."""
+    """A process of child/judge.py, with its device ready before the deadline. Raises WorkerFailure."""
     # It is not timed, and it computes while other workers prepare: its threads are not bound and do not spin.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     judge = WorkerProcess(JUDGE, environment if platform.kind == "cpu" else {}, log)

@@ -1,5 +1,4 @@
-"""A worker: the process of several entries. If the process dies, the entry that it was working on fails, and
-a new process replaces it for the others."""
+"""A worker: the process of several entries. If it dies, one entry fails, and the others get a new process."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ class Deadlines:
 
 
 class Worker:
-    """The process of the entries of one setting and runtime. The requests that lead to the present stage
-    (make operands, move them to fresh buffers, load live ones) are repeated where a process replaces it."""
+    """The process of the entries of one setting and runtime. A process that replaces it repeats the requests
+    that made the operands what they are: `open`, `fresh` and `load`."""
 
     def __init__(
         self, entries: list[Entry], platform: Platform, threads: int, deadlines: Deadlines, log: Path
@@ -42,7 +41,7 @@ class Worker:
         self.deadlines = deadlines
         self.log = log
         self.process: WorkerProcess | None = None
-        self.restore: list[Request] = []  # the requests that lead to this stage
+        self.operand_requests: list[Request] = []  # the requests that made the operands what they are
         self.prepared: set[str] = set()  # entries that are prepared in this process
         self.ended = False  # whether no new process may start
 
@@ -92,32 +91,32 @@ class Worker:
             self.process.pause()
 
     def living_process(self) -> WorkerProcess:
-        """The process, or a new one at the present stage if it has died. Raises WorkerFailure."""
+        """The process, or a new one with the same operands if it has died. Raises WorkerFailure."""
         process = self.process
         if process is None or not process.alive:
             process = self.start()
-            for request, arguments in self.restore:
+            for request, arguments in self.operand_requests:
                 self._apply(process, request, arguments)
         return process
 
     def open(self, case: Case, seeds: dict[str, Any], second_seeds: dict[str, Any] | None = None) -> int:
         """Makes one or two sets of operands; no entry is prepared on them yet. Returns the last digest."""
-        return self._stage([], "open", case=case, seeds=seeds, second_seeds=second_seeds)
+        return self._change_operands([], "open", case=case, seeds=seeds, second_seeds=second_seeds)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
         # Only `open`, the first request, comes before it: an earlier `fresh` or `load` no longer holds.
-        self._stage(self.restore[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
+        self._change_operands(self.operand_requests[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
 
     def load(self, seeds: dict[str, Any], set_index: int = 0) -> None:
         """Loads new live operands for all prepared entries, on one of the sets."""
-        self._stage(self.restore, "load", seeds=seeds, set_index=set_index)
+        self._change_operands(self.operand_requests, "load", seeds=seeds, set_index=set_index)
 
-    def _stage(self, before: list[Request], request: str, **arguments: Any) -> Any:
-        """Makes a request that begins a new stage, in which the requests `before` still hold."""
-        self.restore = before  # what a process that is started now repeats, before it gets this request
+    def _change_operands(self, before: list[Request], request: str, **arguments: Any) -> Any:
+        """Makes a request that changes the operands. before: the earlier requests that still hold"""
+        self.operand_requests = before  # what a process that is started for this request repeats before it
         process = self.living_process()
-        self.restore = [*before, (request, arguments)]  # what a process that is started later repeats
+        self.operand_requests = [*before, (request, arguments)]
         return self._apply(process, request, arguments)
 
     def _apply(self, process: WorkerProcess, request: str, arguments: dict[str, Any]) -> Any:
@@ -129,10 +128,16 @@ class Worker:
         """Prepares an entry on the present operands, unless it is prepared already."""
         process = self.living_process()
         if entry.name not in self.prepared:
-            identity = {"entry": entry.name, "impl": entry.impl.name, "plugin": bool(entry.impl.plugin)}
-            calls = {"call": not entry.interpreted}  # the interpreter is slow
-            options = {"launch": entry.launch, "config": entry.config} | calls
-            answer = process.ask("prepare", self.deadlines.prepare, **identity, **options)
+            answer = process.ask(
+                "prepare",
+                self.deadlines.prepare,
+                entry=entry.name,
+                impl=entry.impl.name,
+                launch=entry.launch,
+                call=not entry.interpreted,  # the interpreter is slow
+                config=entry.config,
+                plugin=bool(entry.impl.plugin),
+            )
             entry.setup_s = max(entry.setup_s, answer["seconds"])
             entry.synchronises = answer["synchronises"]
             entry.source = answer["source"]

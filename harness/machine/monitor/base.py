@@ -1,8 +1,5 @@
 """What all monitors share (interface, notes of readings, the check of clocks), and what those of GPUs do.
-
-A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
-reads clocks is missing, the record says which quantities were not read.
-"""
+Monitors run in the parent process, which imports neither torch nor a GPU's runtime."""
 
 from __future__ import annotations
 
@@ -138,8 +135,7 @@ class Blind(Monitor):
 
 
 MAX_SLOWED = 0.01
-"""A slowdown disturbs a round if it takes more than this share of it. Drivers' counters advance in steps, and
-a smaller share hardly changes a time."""
+"""A slowdown disturbs a round if it takes more than this share of it. Drivers' counters advance in steps."""
 READ_EVERY_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
 BUSY = 5  # a utilisation above so many per cent before a run is another's work; housekeeping takes less
 
@@ -164,7 +160,7 @@ class GpuMonitor(Monitor):
     library_name: str
     error_name: str  # of the library's exception
     disturbing: frozenset[str]  # reasons for a slowdown that do not come from the kernel's own work
-    power: str  # the reason for a slowdown that is normal in a heavy product: the power limit
+    power: str  # the name of the reason `power limit`, which is normal in a heavy product
 
     def __init__(
         self, platform: Platform, worker_pids: WorkerPids, library: ModuleType, handle: object

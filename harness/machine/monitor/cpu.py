@@ -1,7 +1,4 @@
-"""CPU monitor: other processes, the hypervisor, throttling, a low frequency. Linux only.
-
-It reads /proc, /sys and the CPU clocks of processes.
-"""
+"""CPU monitor: other processes, the hypervisor, throttling, a low frequency, by /proc and /sys of Linux."""
 
 from __future__ import annotations
 
@@ -209,7 +206,7 @@ class CpuMonitor(Monitor):
         self.descendants: set[int] = set()  # of workers, as the last search of all threads found them
         self.start: Reading | None = None  # the counters at the beginning of the round
         # When `take_conditions` was last called, and the CPU seconds of every process at that time.
-        self.conditions_at_s = math.nan
+        self.conditions_at_s = math.nan  # makes the shares of the first call NaN, so that it names no process
         self.spent_before: dict[int, float] = {}
 
     def begin(self) -> None:
@@ -268,7 +265,7 @@ class CpuMonitor(Monitor):
     def _busiest(
         before: dict[int, float], after: dict[int, float], wall_s: float, ours: Iterable[int]
     ) -> dict[int, float]:
-        """The foreign processes that took more than OTHERS of a CPU -> their share of one, the most first.
+        """The foreign processes that took more than OTHERS of a CPU -> their share of one, the largest first.
         before, after: CPU seconds by process id"""
         foreign = (before.keys() & after.keys()) - set(ours)
         shares = Counter({pid: (after[pid] - before[pid]) / wall_s for pid in foreign})
@@ -302,18 +299,17 @@ class CpuMonitor(Monitor):
             return ""
         wall_s, lines = now.at_s - start.at_s, self.counters.sum_lines
         all_cpus_s = wall_s * len(self.counters.lines)
-
-        def passed_s(counter: str) -> float:
-            """The seconds, summed over the CPUs, that a counter of Ticks advanced by."""
-            ticks = sum(getattr(now.cpus[c], counter) - getattr(start.cpus[c], counter) for c in lines)
-            return ticks * TICK_S
-
-        if passed_s("total") < all_cpus_s / 2 - OTHERS_TICKS * TICK_S:
+        pairs = [(start.cpus[line], now.cpus[line]) for line in lines]
+        counted_s = TICK_S * sum(after.total - before.total for before, after in pairs)
+        idle_s = TICK_S * sum(after.idle - before.idle for before, after in pairs)
+        stolen_s = TICK_S * sum(after.stolen - before.stolen for before, after in pairs)
+        # The counters should add up to the time of all CPUs. Where they are far from it, they say nothing.
+        if counted_s < all_cpus_s / 2 - OTHERS_TICKS * TICK_S:
             self.notes.unread["others_percent"] = "/proc/stat does not count all time here"
             return ""
         ours_s = sum(seconds - start.ours.get(pid, 0.0) for pid, seconds in now.ours.items())
         ours_s += sum(seconds - start.reaped.get(pid, 0.0) for pid, seconds in now.reaped.items())
-        others_s = all_cpus_s - passed_s("idle") - passed_s("stolen") - ours_s
+        others_s = all_cpus_s - idle_s - stolen_s - ours_s
         rounding_s = OTHERS_TICKS * TICK_S * math.sqrt(len(lines))
         limit_s = max(OTHERS * wall_s, OTHERS_OF_ALL * all_cpus_s, rounding_s)
         if others_s > limit_s:  # perhaps they are descendants of ours that were not known yet
@@ -328,9 +324,8 @@ class CpuMonitor(Monitor):
     def _own_processes(self, all_threads: bool = False) -> set[int]:
         """This process, the workers and their descendants.
 
-        Main threads start nearly all children, and it takes a millisecond to read the children of a hundred
-        threads. So the children of other threads are searched (`all_threads`) only when an unknown process
-        is seen to run, and are known from then on.
+        Main threads start nearly all children, and reading those of a hundred threads takes a millisecond. So
+        other threads are searched (`all_threads`) only when an unknown process runs; it is then remembered.
         """
         family: set[int] = set()
         queue = [*self.worker_pids(), *self.descendants]

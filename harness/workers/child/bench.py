@@ -1,7 +1,5 @@
-"""Bench, inside a worker: the operands of one case, and the entries that are prepared on them.
-
-Each public method is one request of the parent process; arguments and answers are plain values.
-"""
+"""Bench, inside a worker: the operands of one case, and the entries that are prepared on them. Each public
+method is one request of the parent process; arguments and answers are plain values."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ COMPARED_CALLS = 79
 CHANGED_CALLS = 45
 """How many of these calls follow a call on another activation. A kernel that keeps something of the call
 before, in one call of 10, is found in 99 % of runs."""
-LEAST_S = 1.5  # LEAST_CALLS are compared even if there is no time for them, but for no longer than this
+LEAST_S = 1.5  # seconds of comparing after which not even LEAST_CALLS outputs are waited for
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
 AS_LONG = 1.1
 """On a CPU the first calls after preparing again are left out if one takes at most AS_LONG timed calls."""
@@ -54,18 +52,18 @@ class _PreparedEntry:
     is_plugin: bool  # whether the implementation is a user's own and not the suite's
     returns_tensor: bool  # whether a call returned a tensor; it is not read where `outs` has an output
     filled_at: int | None = None
-    """`program.steps_taken` when `fill` was last called; None before that, and after `call_once`."""
+    """`program.steps_taken` when `fill` was last called: the outputs of later steps are compared. None before
+    the first `fill`, and after `call_once`: then no output is that of a sample."""
 
     @property
     def computed_sets(self) -> list[int]:
-        """The sets whose outputs samples wrote since `fill`; none after `call_once`."""
+        """The sets whose outputs samples wrote since `fill`."""
         if self.filled_at is None:
             return []
         return self.program.computed_since(self.filled_at, len(self.on_set))
 
     def fill(self) -> None:
-        """Fills the outputs that may have been written since the last `fill` with SPOILT. A call that then
-        computes nothing leaves a wrong output."""
+        """Fills outputs that may have been written since with SPOILT, so that an unwritten one is wrong."""
         written_sets = range(len(self.outs)) if self.filled_at is None else self.computed_sets
         for set_index in written_sets:
             if out := self.outs[set_index]:
@@ -74,7 +72,7 @@ class _PreparedEntry:
         self.filled_at = self.program.steps_taken
 
     def call_once(self, set_index: int) -> None:
-        """Makes a call on a set, outside the samples. A graph is replayed whole: it calls on all sets."""
+        """Makes a call on a set, outside the samples. A graph is a single step, which calls on all sets."""
         self.filled_at = None
         steps = self.program.steps
         steps[set_index % len(steps)]()
@@ -111,9 +109,10 @@ class Bench(devices.OnDevice):
         self.prepared: dict[str, _PreparedEntry] = {}  # by entry
         self.are_timed = False  # whether calls on these operands are timed, and not only checked
         self.case: Case | None = None
-        # By entry, on a CPU: seconds of a call in its last preparation; infinite after the first one, whose
-        # calls may compile. And seconds of a timed call, for entries whose preparation needs no calls.
+        # By entry, on a CPU: seconds of a call in the last preparation; infinite for the first: it compiles.
         self.first_call_s: dict[str, float] = {}
+        # The seconds of a timed call, for entries whose calls in a preparation took about as long (AS_LONG).
+        # They are settled: later preparations make no calls.
         self.settled_call_s: dict[str, float] = {}
         self.returning: set[str] = set()  # entries whose calls returned a tensor
         self.timers: dict[str, Timer] = {}  # by launch mode
@@ -134,8 +133,7 @@ class Bench(devices.OnDevice):
     def open(
         self, case: Case, seeds: Mapping[str, Any], second_seeds: Mapping[str, Any] | None = None
     ) -> int:
-        """Makes one or two sets of operands of a case from seeds. Returns the digest of the last, for the
-        parent to compare with that of the judge's operands."""
+        """Makes one or two sets of operands of a case from seeds. Returns the digest of the last."""
         self.close()
         if case != self.case:
             self.case = case
@@ -169,7 +167,7 @@ class Bench(devices.OnDevice):
         self.sets += [first.turned(number, mode == "cold") for number in range(1, copies)]
 
     def _note_settled(self, name: str) -> None:
-        """Notes an entry whose first calls after the next preparation may be left out."""
+        """Notes an entry that is settled (see `settled_call_s`)."""
         program = self.prepared[name].program
         was_timed = program.steps_taken > 0 and program.device_s < math.inf
         if was_timed and self.first_call_s[name] <= AS_LONG * program.device_s:
@@ -240,7 +238,7 @@ class Bench(devices.OnDevice):
         torch.set_num_threads(self.threads)  # a library that was just imported may have changed it
         calls = [bound.call for bound in on_set]
         program = timer.program(calls) if call else Program(calls)
-        if is_later:
+        if is_later:  # The timer makes an untimed call unless it knows that calls are long.
             program.device_s = self.settled_call_s.get(entry, self.first_call_s[entry])
         reads = [reads_of(bound) for bound in on_set]
         self.prepared[entry] = _PreparedEntry(
@@ -372,15 +370,15 @@ class Bench(devices.OnDevice):
         return packed(bound.result())
 
     def compared(self, entry: str, seconds: float) -> dict[str, Any]:
-        """Compares the outputs that timed calls left, and those of further calls, with the first output: of
-        COMPARED_CALLS in all, of which CHANGED_CALLS follow a call on another activation. After `seconds`
-        LEAST_CALLS of either kind are enough, and after LEAST_S one that follows a call on another.
+        """Compares the outputs that timed calls left, and those of further calls, with the first output:
+        COMPARED_CALLS outputs, of which CHANGED_CALLS follow a call on another activation. After `seconds`,
+        LEAST_CALLS are enough of both. After LEAST_S as well, one output that follows such a call is enough.
 
         calls, differed: how many outputs were compared, and how many of them had other bits
         distance: of the farthest of them; None if it is not finite
         outputs: for the judge, each with the number of its `set`: the first output of set 0; that of the last
                  set, where sets differ in value; and the farthest output
-        kept:    whether a call gave the old answer to another activation
+        stale:   whether a call gave the old answer to another activation
         guards:  whether nothing was written before or behind any output
         """
         prepared = self.prepared[entry]
@@ -420,7 +418,7 @@ class Bench(devices.OnDevice):
             "calls": repeats.calls,
             "differed": repeats.differed,
             "distance": finite(repeats.distance),
-            "kept": repeats.kept,
+            "stale": repeats.stale,
             "outputs": outputs,
             "guards": all(out is None or out.guards_hold() for out in prepared.outs),
         }
@@ -428,8 +426,8 @@ class Bench(devices.OnDevice):
     def _compare_call(
         self, prepared: _PreparedEntry, repeats: Repeats, set_index: int, follows_change: bool
     ) -> None:
-        """Makes one call and compares its output. follows_change: right before it, a call is made on another
-        activation, and has to give another output"""
+        """Makes one call and compares its output. follows_change: whether a call on another activation comes
+        before it, which has to give another output"""
         if follows_change:
             places = prepared.places(set_index, self.sets[set_index], activation_of(self.sets[set_index]))
             has_changed = _roll(places, 1)
@@ -439,7 +437,7 @@ class Bench(devices.OnDevice):
                 first = repeats.first.get(0 if self._sets_are_equal else set_index)
                 # An output of zeros need not change: no expert of this rank may have been chosen.
                 if has_changed and first is not None and bool(first.any()):
-                    repeats.kept = repeats.kept or same_bits(prepared.result(set_index), bits(first))
+                    repeats.stale = repeats.stale or same_bits(prepared.result(set_index), bits(first))
             finally:
                 _roll(places, -1)
                 prepared.timer.synchronize()
@@ -521,9 +519,7 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
 
 def reads_of(prepared: Prepared) -> dict[str, torch.Tensor]:
     """The tensors in which the calls read live operands, by name of the operand."""
-    if hasattr(prepared, "reads"):
-        return dict(prepared.reads())
-    return dict(prepared.inputs())  # kernels of older commits
+    return dict(prepared.reads() if hasattr(prepared, "reads") else prepared.inputs())  # of older commits
 
 
 def same_bits(output: torch.Tensor, known_bits: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from harness.machine.cpu_threads import MAIN_THREAD, pinned
 from kernels.platform import available_memory
 from kernels.triton_runtime import target_of
 
+GIB = 1 << 30
 MEMORY_DIFFERS = 1.25  # two figures for one memory, torch's and the driver's, differ by less than this factor
 MOST_HELD = 0.5
 """A process that holds more than this share of the free memory gives unused memory of its heap back. Freed
@@ -52,7 +53,7 @@ def ready_device(kind: str, device: str, threads: int, planned: Identity | None)
             raise RuntimeError(f"{device} is not the device that was planned for: {wrong}")
     cpus: list[int] | str = "no: the device computes"
     if kind == "cpu":
-        with MAIN_THREAD.in_place():
+        with MAIN_THREAD.bound_again():
             cpus = pinned(threads)
         MAIN_THREAD.release()  # a library that was loaded meanwhile may have bound it
     return {
@@ -72,9 +73,8 @@ def empty_cache(kind: str) -> None:
 
 
 def other_device(gpu: Any, planned: Identity) -> str:
-    """How torch's device differs from the one that the parent locked, watches and plans memory for; empty
-    where the known properties agree. By default CUDA numbers the fastest device first, and a slice (MIG,
-    CPX) is easily taken for the whole device.
+    """How torch's device differs from the one that the parent locked, watches and plans memory for; or empty.
+    By default CUDA numbers the fastest device first, and a slice (MIG, CPX) is easily taken for the whole.
 
     gpu: torch's device properties; older releases have fewer
     """
@@ -85,9 +85,7 @@ def other_device(gpu: Any, planned: Identity) -> str:
     is_named_so = gpu.name.startswith(name) or name.startswith(gpu.name)
     uuid = _uuid(gpu, on_amd)
     is_other_gpu = planned["uuid"].startswith("GPU-") and uuid not in ("", planned["uuid"].lower())
-    memories = (gpu.total_memory, planned["memory"])
-    smaller, larger = sorted(memories)
-    memory_to_torch, memory_to_driver = (f"{nbytes / (1 << 30):.1f} GiB" for nbytes in memories)
+    smaller, larger = sorted([gpu.total_memory, planned["memory"]])
     differing: list[tuple[str, str]] = []  # what torch says, and what the driver says
     if arch != planned["arch"]:
         differing.append((arch, planned["arch"]))
@@ -96,7 +94,7 @@ def other_device(gpu: Any, planned: Identity) -> str:
     if is_other_gpu:
         differing.append((uuid, planned["uuid"]))
     if smaller > 0 and larger > MEMORY_DIFFERS * smaller:  # 0: unknown
-        differing.append((memory_to_torch, memory_to_driver))
+        differing.append((f"{gpu.total_memory / GIB:.1f} GiB", f"{planned['memory'] / GIB:.1f} GiB"))
     if not differing:
         return ""
     to_torch, to_driver = (", ".join(said) for said in zip(*differing, strict=True))
@@ -126,8 +124,7 @@ def load_openmp() -> None:
 
 
 def give_back_heap() -> None:
-    """Gives unused memory back where this process holds much. The heap of a worker keeps what it freed (see
-    harness.workers.environment.ALLOCATOR)."""
+    """Gives back unused memory of the heap, which would stay (environment.ALLOCATOR), if it is much."""
     if _pages(1) > MOST_HELD * available_memory():
         trim_heap()
 

@@ -23,7 +23,7 @@ from kernels.op import Reference, RowGroups, Tolerance
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
 LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # the most wrong rows that are examined, spread evenly over all
-MATCHED_ROWS, MATCHED_COLUMNS = 32, 512  # the most of these that are compared with all right rows
+MATCHED_ROWS, MATCHED_COLUMNS = 32, 512  # of the wrong ones, the most that are compared with all right rows
 MISTAKE_COLUMNS = 256  # known mistakes are computed for one index of dimension 0, in so many columns
 MOST_NAMES = 3  # the most known mistakes that are named
 FEWEST = 16  # elements that are enough to tell rows apart, or a constant from chance
@@ -72,9 +72,9 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     bad_count = int(bad.sum())
     nan_count = int(torch.isnan(output).sum())
     unwritten_count = int((bits(output) == POISON).sum())
-    # They lie within these indices of each dimension: the share of the elements there that are bad.
-    box_sides = [int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim)]
-    share = bad_count / math.prod(box_sides)
+    # How many indices of each dimension have a bad element, and the share of the elements there that are bad.
+    counts = [int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim)]
+    share = bad_count / math.prod(counts)
     where, facts = region_of(bad.any(-1), bad.flatten(0, -2).any(0), replace(layout, rows=None), share)
     kinds = [
         ("{} were never written", unwritten_count),
@@ -256,8 +256,7 @@ def _factor(wrong: Wrong) -> Cause | None:
 
 
 def _mistake(wrong: Wrong) -> Cause | None:
-    """The known mistakes whose answers equal the wrong rows, except for rounding; the nearest first. They are
-    computed for the wrong rows of one index of the first dimension only."""
+    """The known mistakes whose answers equal the wrong rows of one index of dimension 0, nearest first."""
     if wrong.layout.answers is None or _within(wrong.got - wrong.right, wrong.sigma, wrong.tolerance):
         return None
     first_indices = wrong.rows // wrong.inner_rows
@@ -370,8 +369,8 @@ def _moves_in_words(moves: Sequence[tuple[list[int], list[int]]], layout: Layout
 
 
 def _nearest(rows: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Of each row, the index of the nearest candidate row. Each column is taken in units of its size, so that
-    a few large columns do not decide alone."""
+    """Of each row, the index of the nearest candidate row."""
+    # Each column is taken in units of its size, so that a few large columns do not decide alone.
     size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
     rows, candidates = rows / size, candidates / size
     # The nearest one has the least |candidate - row|^2; |row|^2 is the same for all candidates.
@@ -406,7 +405,7 @@ def region_of(
 
     rows:    bool, of the output's shape without the columns: which of the compared rows are wrong
     columns: bool [columns]: which columns are wrong in any of them
-    share:   the share of the elements at these indices that are wrong; None: that of the rows there
+    share:   the share of the elements at these indices that are wrong; None: the share of the rows
     """
     outer_axes = range(rows.ndim)
     has_wrong = [rows.transpose(0, axis).reshape(rows.shape[axis], -1).any(1) for axis in outer_axes]
@@ -442,8 +441,8 @@ def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
 
 
 def _by_group(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
-    """Wrong rows in terms of their sequences or experts; empty where that says no more than their numbers.
-    indices: their places among the compared indices of the first dimension"""
+    """Wrong rows in terms of their sequences or experts, such as `the last token of sequence 3`; empty where
+    that says no more than their numbers. indices: their places among the compared indices of dimension 0"""
     members: dict[int, list[int]] = {}  # by group, its rows in the whole output
     for row, groups_of_row in enumerate(groups.of.tolist()):
         for group in groups_of_row:
@@ -467,13 +466,13 @@ def _by_group(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
     if all(rows <= wrong for rows in touched.values()):
         return sequences
     if layout.rows is None:  # otherwise further rows of the sequences may be wrong
-        # Where in its sequence each wrong row is: perhaps in all of them at the same places, or at the end.
+        # The positions of wrong rows in each sequence are perhaps the same in all of them, or the last ones.
         rows_of = [members[group] for group in touched]
-        places = [[place for place, row in enumerate(rows) if row in wrong] for rows in rows_of]
-        if all(of_sequence == places[0] for of_sequence in places):
+        positions = [[place for place, row in enumerate(rows) if row in wrong] for rows in rows_of]
+        if all(of_sequence == positions[0] for of_sequence in positions):
             each = f"each {name}" if are_all else sequences
-            return f"{in_words(row_name, places[0], range(max(map(len, rows_of))))} of {each}"
-        if places == [[len(rows) - 1] for rows in rows_of]:
+            return f"{in_words(row_name, positions[0], range(max(map(len, rows_of))))} of {each}"
+        if positions == [[len(rows) - 1] for rows in rows_of]:
             return f"the last {row_name} of {sequences}"
     return f"{len(wrong)} {row_name}s of {sequences}"
 
@@ -482,8 +481,7 @@ def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Which columns are off, bool [columns], by the error of the wrong rows in sigma, z [rows, columns].
 
     The errors of right values have a root mean square near 1, which varies less over more rows. Some columns
-    of a wrong range are near the right value by chance, so that a range counts as a whole if enough of its
-    columns are off.
+    of a wrong range are right by chance, so that a range counts as a whole if enough of its columns are off.
     """
     row_count, column_count = z.shape
     z = z.abs().nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)

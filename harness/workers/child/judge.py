@@ -42,8 +42,8 @@ OPERANDS = {
 
 
 @dataclass(frozen=True)
-class Known:
-    """A reference, and what is known of its case."""
+class CaseReference:
+    """A reference, with its case and operands."""
 
     reference: Reference
     tolerance: Tolerance
@@ -67,7 +67,7 @@ class Judge(OnDevice):
     the name of a set of operands and a boundary."""
 
     def __init__(self) -> None:
-        self.references: dict[str, Known] = {}
+        self.references: dict[str, CaseReference] = {}
         self.judged: Judged | None = None  # for `save`: the first wrong output; until there is one, the last
 
     def hello(self, kind: str, device: str, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -82,7 +82,8 @@ class Judge(OnDevice):
 
     def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
         """Computes a reference and keeps it under a name. Returns the digest of its operands. A sample of the
-        rows is computed where all would take too much work: more than `share` of it, and more than CHEAP."""
+        rows is computed where all would take more than MAX_FLOPS or too much memory. A `share` below 1 allows
+        only that share of the work of all rows, or CHEAP where that is more."""
         op = kernels.OPS[case.op]
         sizes = op.sizes(case.sizes)
         make_operands = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
@@ -101,7 +102,7 @@ class Judge(OnDevice):
         shape = tuple(op.empty_output(sizes, "meta").shape)
         all_seeds = asdict(Seeds(**seeds))
         made_from = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary, "seeds": all_seeds}
-        self.references[name] = Known(
+        self.references[name] = CaseReference(
             reference=reference,
             tolerance=op.tolerance(sizes),
             layout=Layout(shape, tuple(op.axes), reference.rows, op.row_groups(operands)),
@@ -150,7 +151,7 @@ class Judge(OnDevice):
         return report
 
     def _compare_on_gpu(
-        self, output: torch.Tensor, known: Known, fp8: bool, truncates: bool
+        self, output: torch.Tensor, known: CaseReference, fp8: bool, truncates: bool
     ) -> dict[str, Any] | None:
         """The report on an output by the GPU; None where there is no GPU with enough memory."""
         if self.kind == "cpu":
@@ -177,7 +178,7 @@ class Judge(OnDevice):
                 others[called] = replace(known.reference, sigma=sigma)
         return others
 
-    def _answers(self, known: Known, rows: list[int], columns: slice) -> Answers:
+    def _answers(self, known: CaseReference, rows: list[int], columns: slice) -> Answers:
         """What the op's known mistakes give for these rows and columns. The operands are made again."""
         if available_memory() < 3 * known.operand_bytes:
             raise MemoryError
@@ -320,13 +321,11 @@ def _whole_output(
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
     """The sigma that an output is judged by. fp8: whether the call rounds activations to FP8 itself;
-    truncates: whether it truncates to bf16. The errors of truncating are twice as large as those of rounding
-    to nearest (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so that a rounding to
-    bf16 counts four times in the variance."""
+    truncates: whether it truncates to bf16"""
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
-    if truncates:
+    if truncates:  # its errors are twice those of rounding: four times the variance
         sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
     return sigma
 

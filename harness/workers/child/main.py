@@ -1,7 +1,5 @@
-"""A worker process: it answers the requests of its parent, one at a time, on a file descriptor of its own.
-
-Libraries may print to stdout and stderr; both go to the worker's log.
-"""
+"""A worker process: it answers the requests of its parent, one at a time, on a file descriptor of its own,
+because libraries print to stdout and stderr. Both go to the worker's log."""
 
 from __future__ import annotations
 

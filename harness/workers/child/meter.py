@@ -21,7 +21,7 @@ Candidate = tuple[float, Callable[[], Call]]
 """How much one call moves (bytes) or computes (flops), and a function that prepares the call."""
 
 
-class Racer(NamedTuple):
+class Tried(NamedTuple):
     """A candidate that was tried."""
 
     amount: float  # as of a Candidate
@@ -139,29 +139,29 @@ class Meter(OnDevice):
         """The highest rate of all candidates, found within so many seconds: each is tried once, unless its
         call would take too long, and the better half then again and again. 0 where none can run here."""
         until = time.monotonic() + seconds
-        racers = sorted(self._tried(candidates), key=lambda racer: racer.first_rate, reverse=True)
-        racers = racers[: max(3, len(racers) // 2)]
-        best = racers[0].first_rate if racers else 0.0
-        while racers and time.monotonic() < until:
-            best = max(best, *(self._rate(racer.amount, racer.program) for racer in racers))
+        tried = sorted(self._tried(candidates), key=lambda one: one.first_rate, reverse=True)
+        fastest = tried[: max(3, len(tried) // 2)]
+        best = fastest[0].first_rate if fastest else 0.0
+        while fastest and time.monotonic() < until:
+            best = max(best, *(self._rate(one.amount, one.program) for one in fastest))
         return best
 
-    def _tried(self, candidates: Iterable[Candidate]) -> list[Racer]:
-        """Tries once each candidate whose call is short enough. The first has the smallest amount."""
-        racers: list[Racer] = []
+    def _tried(self, candidates: Iterable[Candidate]) -> list[Tried]:
+        """Tries each candidate once, except those larger than the first whose call would take too long."""
+        tried: list[Tried] = []
         best = 0.0
         for amount, make in candidates:
-            if racers and amount > racers[0].amount and amount > LONGEST_CALL_S * best:
+            if tried and amount > tried[0].amount and amount > LONGEST_CALL_S * best:
                 continue
             try:
                 call = make()
                 call()
                 program = self.timer.program([call])
-                racers.append(Racer(amount, program, self._rate(amount, program)))
-                best = max(best, racers[-1].first_rate)
+                tried.append(Tried(amount, program, self._rate(amount, program)))
+                best = max(best, tried[-1].first_rate)
             except (RuntimeError, ValueError, AttributeError) as reason:
                 self.failure = str(reason)
-        return racers
+        return tried
 
     def _rate(self, amount: float, program: Program) -> float:
         return amount / self.timer.sample(program, TRY_S).seconds
@@ -212,8 +212,7 @@ class Meter(OnDevice):
         return lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
     def _scaled_mm(self, m: int, n: int, k: int, dtype: str) -> Call:
-        """An FP8 product with one scale per tensor and the library's fastest accumulation. Block scales allow
-        less; a ceiling may be higher than what they reach."""
+        """An FP8 product with a scale per tensor and the fastest accumulation; block scales reach less."""
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
         scale = torch.ones((), device=self.device)
         return lambda: torch._scaled_mm(
@@ -227,8 +226,8 @@ def _made(call: Call) -> Callable[[], Call]:
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """The reach of a cache: the least size beyond it, which is read about as slowly as the largest size, from
-    memory. rates: bytes/s by size in bytes"""
+    """The reach of a cache: the least size that is read about as slowly as the largest one, from memory.
+    rates: bytes/s by size in bytes"""
     memory_rate = rates[max(rates)]
     return min(size for size, rate in rates.items() if rate < FASTER * memory_rate)
 

@@ -71,7 +71,7 @@ class Repeats:
     differed: int = 0  # how many of `calls` had other bits
     distance: float = 0.0  # the largest distance of such an output (see `distance`)
     farthest: tuple[int, torch.Tensor] | None = None  # the set and the output of that distance
-    kept: bool = False  # whether a call on another activation gave the old answer
+    stale: bool = False  # whether a call on another activation gave the old answer
 
     def compare(self, set_index: int, output: torch.Tensor, sets_are_equal: bool) -> None:
         """Compares an output on a set with the first one, or keeps it as the first one."""

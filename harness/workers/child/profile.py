@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 CALLS = 10
 PROFILE_S = 0.2
 EVENTS = 5000
-"""The average is over CALLS calls; over fewer if they would take longer than PROFILE_S seconds or give more
-than EVENTS events, of which torch reads 10,000 per second."""
+"""The average is over CALLS calls, or fewer: for at most PROFILE_S seconds, and EVENTS events, of which torch
+reads 10,000 per second."""
 SHARE = 0.01  # a kernel with less than this share of the total time is not listed
 CODE = ("cubin", "hsaco")  # the names under which Triton keeps machine code
 
@@ -54,9 +54,8 @@ def profile(
     calls: Sequence[Call], kind: str, synchronize: Callable[[], None], call_s: float
 ) -> dict[str, Any]:
     """Profiles calls in rotation, which take about `call_s` seconds each. Returns, per call, {"kernels":
-    [{"name", "us", "count"}], "total_us"}: each kernel's own time and number of launches, largest time first;
-    the total includes kernels that are too small to be listed. On a GPU a kernel's time is its time on the
-    device, without the gaps between kernels."""
+    [{"name", "us", "count"}], "total_us"}: each kernel's own time (on a GPU, without gaps between kernels),
+    largest first, and its number of launches. The total includes kernels that are too small to be listed."""
     from torch.profiler import profile as torch_profiler
 
     activities = _activities(kind)
@@ -234,8 +233,7 @@ def _file_of(first: str, *others: str) -> Path:
 
 
 def bare(tree: ast.Module) -> str:
-    """The code of a module without comments, docstrings and layout, and without imports from kernels/,
-    which only say where other code lies."""
+    """The code of a module without comments, docstrings and layout, and without imports from kernels/."""
     tree = _WithoutOwnImports().visit(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -246,8 +244,7 @@ def bare(tree: ast.Module) -> str:
 
 
 def _fields(node: object) -> object:
-    """A syntax tree as lists, without empty fields. `ast.unparse` and `ast.dump` are of no use here: what
-    they write of a tree depends on the version of Python."""
+    """A syntax tree as lists, without empty fields. `ast.dump` writes another text in each Python version."""
     if isinstance(node, ast.AST):
         filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]

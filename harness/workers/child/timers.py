@@ -1,8 +1,7 @@
 """Timers, inside a worker: each method `sample` times a series of calls of one entry.
 
 CpuTimer times calls on a CPU, EventTimer calls on a GPU (CUDA, and HIP through the same torch API),
-GraphTimer one graph of many calls on a GPU. The timers of GPUs ran on an H100 (results/h100/first-contact);
-they are untested on AMD.
+GraphTimer one graph of many calls on a GPU. Those of GPUs ran on H100 and H200; they are untested on AMD.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Program:
     host_s: float = 0.0  # seconds that the host took to launch one step, as last measured
     device_s: float = math.inf  # seconds that one step takes on the device, as last measured
     most_ahead: float = math.inf
-    """How many steps can be launched ahead of the device, as far as is known. Readings adjust it."""
+    """How many steps can be launched ahead of the device, as far as readings have shown."""
     steps_taken: int = 0  # over all samples
 
     def step(self) -> None:
@@ -72,7 +71,7 @@ class Program:
         call()
 
     def computed_since(self, earlier: int, sets: int) -> list[int]:
-        """The indices of those of so many sets that calls have used since `steps_taken` was `earlier`."""
+        """The sets that steps used since `steps_taken` was `earlier`, as indices. sets: how many there are"""
         if len(self.steps) < sets:  # a graph holds calls on all sets
             return list(range(sets)) if self.steps_taken > earlier else []
         end = min(self.steps_taken, earlier + sets)  # in more steps than sets, all sets come again
@@ -90,7 +89,7 @@ class CpuTimer:
         return Program(calls)
 
     def sample(self, program: Program, at_least_s: float) -> Sample:
-        with MAIN_THREAD.in_place():
+        with MAIN_THREAD.bound_again():
             is_long = LONG_S <= program.device_s < math.inf
             if not is_long:
                 program.step()
@@ -140,15 +139,13 @@ class EventTimer:
         device  sleeps ...................................... `start`, step, step, step, ..., `end`
 
     Such a series is a reading. A sample is as many readings as take about `at_least_s` seconds between their
-    events; fewer where their sleeps would take longer than MOST_SLEEP times that. An untimed step before them
-    raises the device's clocks.
+    events, or fewer (see MOST_SLEEP). An untimed step before them raises the device's clocks.
 
     A sleep has a fixed length, so that a call which waits for the device cannot wait for ever. A reading in
     which the device woke before all steps were launched may contain host time and is thrown away.
 
     Calls that synchronise the host are timed without the sleep. Their time contains host time, as it would in
-    serving. A single call that makes more launches than the device queues is such a call: the host waits
-    inside it until the queue has room.
+    serving. A call with more launches than the device queues is such a call: the host waits in it for room.
     """
 
     def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -182,7 +179,7 @@ class EventTimer:
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls, each of which was made before. Raises Unsupported where a graph cannot."""
+        """A program of calls that were made before. Raises Unsupported where a graph cannot hold them."""
         launch_s = min(self._launch_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._synchronises(calls[0], launch_s), host_s=launch_s)
 
@@ -233,7 +230,7 @@ class EventTimer:
                 reading, sleeps_s = self._hidden_reading(program, max(1, int(min(steps, affordable_steps))))
                 slept_s += sleeps_s
                 was_lowered = was_lowered or program.most_ahead < ahead_before
-                if not was_lowered:  # An earlier sample may have lowered it too far, while the host was busy.
+                if not was_lowered:  # A busy host may have made an earlier sample lower it too far.
                     program.most_ahead = max(program.most_ahead, 2 * reading.steps)
             readings.append(reading)
             timed_s += reading.device_s
@@ -244,8 +241,7 @@ class EventTimer:
         return Sample(timed_s / calls, calls, program.host_s / program.calls_per_step)
 
     def _hidden_reading(self, program: Program, steps: int) -> tuple[Reading, float]:
-        """A reading of at most so many steps that contains no host time, and the seconds that the device
-        slept for it, in thrown-away readings too."""
+        """A reading of at most so many steps, without host time, and all seconds of sleep that it took."""
         slept_s = 0.0
         lengthening = 1.0
         for attempt in range(HIDING_TRIES):
@@ -260,7 +256,7 @@ class EventTimer:
                 program.host_s = max(program.host_s, statistics.median(reading.launches_s[:in_time]))
             if attempt == 0:
                 continue  # the first failure may have been a disturbance
-            # The queue of launches may be too short for so many steps. For a single step the sleep is.
+            # The queue of launches may be too short for so many steps. For one step the sleep was too short.
             if steps > 1:
                 program.most_ahead = max(1, min(steps - 1, int(0.7 * in_time)))
             else:
@@ -365,8 +361,7 @@ def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
 
 
 def _recorded(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
-    """A graph of the calls. Where a call breaks the capture, the call's own error is raised; torch hides it
-    behind the error that ending the broken capture raises."""
+    """A graph of the calls. Raises a call's own error; torch hides it behind that of ending the capture."""
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
     call_error: Exception | None = None
     try:

@@ -82,6 +82,6 @@ def test_an_unbound_thread_stays_unbound():
     before = os.sched_getaffinity(0)
     main_thread = MainThread()
     main_thread.release()
-    with main_thread.in_place():
+    with main_thread.bound_again():
         assert os.sched_getaffinity(0) == before
     assert main_thread.bound is None

@@ -66,7 +66,8 @@ def test_sequences_end_where_a_page_ends_and_behind_it(page, q):
 def count_ragged(measurer: CaseMeasurer, case: Case, *names: str) -> int:
     """The number of ragged cases at which torch.naive and the named implementations are checked."""
     impls = [i for i in kernels.implementations("mla_decode") if i.name in ("torch.naive", *names)]
-    return len(measurer._ragged(Group(case, [Entry(i.name, i, Setting(), "eager") for i in impls], None)))
+    entries = [Entry(i.name, i, Setting(), "eager") for i in impls]
+    return len(measurer._ragged_cases(Group(case, entries, None)))
 
 
 def test_a_kind_is_checked_once_at_ragged_sizes():
@@ -74,7 +75,7 @@ def test_a_kind_is_checked_once_at_ragged_sizes():
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress=None)
     bf16, long, fp8 = (MLA.case({"batch": 1, "ctx": 3} | more) for more in ({}, {"ctx": 4000}, {"kv": "fp8"}))
     assert count_ragged(measurer, bf16) > 1
-    measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
+    measurer.found_at_ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
     assert (count_ragged(measurer, long), count_ragged(measurer, fp8) > 1) == (0, True)
     assert count_ragged(measurer, long, "torch.sdpa") > 1, "torch.sdpa was not checked"
     plan.record.race = "its configurations are checked at their own case"
@@ -144,7 +145,7 @@ def test_later_cases_repeat_that_a_row_is_wrong_with_far_addresses():
     checks = CaseChecks(case=case, workers=[], say=print)
     checks.wrong_at_ragged[impl.name] = "at batch=3: zeros"
     measurer._remember(checks, Group(case, [entry], None))
-    assert "at batch=3: zeros" in measurer.ragged.values(), "later cases get the reason"
+    assert "at batch=3: zeros" in measurer.found_at_ragged.values(), "later cases get the reason"
 
 
 def test_a_judge_that_fails_fails_the_entries_of_its_group(monkeypatch):

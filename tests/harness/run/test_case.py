@@ -234,7 +234,7 @@ def test_an_output_of_any_set_is_compared_with_the_reference_of_that_set():
 
 
 @pytest.mark.parametrize(("facts", "reason"), [
-    ({"kept": True, "outputs": []}, "its calls gave an old answer to new activations"),
+    ({"stale": True, "outputs": []}, "its calls gave an old answer to new activations"),
     ({"guards": False, "outputs": []}, "it wrote beside its output"),
     # Wrong on the first set, it is not judged on set 2: no reference is computed in its boundary any more.
     ({}, "zeros"),
@@ -252,7 +252,7 @@ def test_a_row_whose_timed_calls_left_a_wrong_output_is_not_judged_again(facts, 
             raise WorkerFailure("error", f"KeyError: {name}")
         return {"ok": False, "reason": "zeros"}
 
-    seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
+    seen = {"calls": 20, "differed": 1, "distance": 1.0, "stale": False, "guards": True}
     worker = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
     worker.entries, worker.living, worker.request = (row,), (row,), lambda request: 0
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
@@ -312,7 +312,8 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
     worker.open.return_value = answer
     worker.ask = lambda row, request: asked.append((row.name, request)) or given
     run = checks_of(kernels.OPS[op].case(SIZES[op]), answering(answer), workers=[worker])
-    run._check_ragged([worker], run.case, "ragged-0")
+    run._reference(run.case, "ragged-0", run.seeds["first"])
+    run._check_ragged(worker, run.case, "ragged-0")
     assert [call.args[0].name for call in worker.prepare.call_args_list] == ["torch.naive", "mine"]
     assert asked == [("torch.naive", "output"), ("torch.naive", "far"), ("mine", "output")]
 

@@ -231,7 +231,7 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(o
                 idle.append(name)
             live[name].copy_(kept)
         seen = subject.compared("it", 0.0)
-        assert (seen["kept"], seen["differed"]) == (False, 0)
+        assert (seen["stale"], seen["differed"]) == (False, 0)
         digest = subject.load(asdict(Seeds(0, 1)))
         assert subject.unread("it") == []
         assert subject.digest() == digest
@@ -258,7 +258,7 @@ def test_an_output_of_zeros_need_not_change():
     subject.prepare("it", "torch.bf16", "eager", plugin=True)
     assert not subject.output("it")["output"].strip(b"\x00\x80")
     assert subject.unread("it") == []
-    assert not subject.compared("it", 0.0)["kept"]
+    assert not subject.compared("it", 0.0)["stale"]
 
 
 def by_version(prepared: Prepared, compute: Call, number: int) -> None:
@@ -278,7 +278,7 @@ def test_calls_answer_to_another_activation(kept, monkeypatch):
     digests = [each.digest() for each in subject.sets]
     subject.sample("it", 0.0)
     seen = subject.compared("it", 0.0)
-    assert (seen["kept"], seen["differed"]) == (kept, 0)
+    assert (seen["stale"], seen["differed"]) == (kept, 0)
     assert subject.repeats["it"].changed == bench.LEAST_CALLS
     assert [each.digest() for each in subject.sets] == digests
 
@@ -287,7 +287,7 @@ def test_an_op_may_have_no_activation_that_its_output_depends_on(monkeypatch):
     """Such as the sum of its columns: there is no old answer to keep. Nor offsets that are far."""
     monkeypatch.setattr(MlaDecodeOperands, "without_effect", frozenset({"q", "kv"}))
     subject = opened(Row(by_version), sets=2)
-    assert not subject.compared("it", 0.0)["kept"]
+    assert not subject.compared("it", 0.0)["stale"]
     assert subject.repeats["it"].changed == 0
     assert subject.unread("it") == []
     guest = Row(op="block_scale_gemm", impl="torch.bf16")

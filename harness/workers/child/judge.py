@@ -325,7 +325,9 @@ def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
-    if truncates:  # its errors are twice those of rounding: four times the variance
+    if truncates:
+        # The root mean square error is 1/sqrt(3) units in the last place; that of rounding is 1/sqrt(12). So a
+        # rounding to bf16 counts four times in the variance.
         sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
     return sigma
 

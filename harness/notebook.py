@@ -88,10 +88,10 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     words += option_words({option.replace("_", "-"): value for option, value in options.items()})
     output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # the command that the run records
-    # Other versions of this plug-in, which differ in the hash at the end of the name, are left out: they
+    # Other versions of this plug-in, whose paths differ after the last `_` (the hash), are left out: they
     # declare the same implementation.
-    hash_at = -len("01234567.py")
-    others = [path for path in plugins.split(os.pathsep) if path and path[:hash_at] != str(plugin)[:hash_at]]
+    family = str(plugin).rpartition("_")[0]
+    others = [path for path in plugins.split(os.pathsep) if path and path.rpartition("_")[0] != family]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:
         with contextlib.redirect_stdout(output):
@@ -151,7 +151,7 @@ def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
         text = f"import {value.__name__} as {name}"
     elif own_name and module != "__main__" and getattr(sys.modules.get(module), own_name, None) is value:
         text = f"from {module} import {own_name} as {name}"
-    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):  # no module has its name
+    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):  # it cannot be imported
         text = _source_with_names(name, value, definitions)
     else:  # a number, a tuple ...
         text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
@@ -178,7 +178,7 @@ def _source_with_names(name: str, value: Any, definitions: dict[str, str]) -> st
     defined_as = made.__code__.co_name if isinstance(made, FunctionType) else made.__name__
     try:
         text = textwrap.dedent(inspect.getsource(made))
-        # The source makes the whole value if nothing wraps the function besides the decorators in it.
+        # The source gives this value if it has the name and all decorators of the value.
         is_whole = defined_as == name and (made is value or text.startswith("@"))
         code = compile(text, name, "exec", future, dont_inherit=True) if is_whole else None
     except (OSError, TypeError, SyntaxError):
@@ -206,7 +206,8 @@ def _loaded_names(code: CodeType) -> Iterator[str]:
 
 
 def _pickled(name: str, value: Any) -> bytes:
-    """A small value. Raises UsageError for a value of this process, such as a tensor or an open file."""
+    """The bytes of a pickled value. Raises UsageError for a value that is large, or bound to this process,
+    such as a tensor or an open file."""
     with contextlib.suppress(Exception):  # `__reduce__` of a class may raise anything
         data = pickle.dumps(value)
         is_of_process = b"__main__" in data or b"_rebuild_tensor" in data

@@ -12,7 +12,7 @@ from typing import TextIO
 from shapes.case import Case
 
 BESIDE_S = 30.0
-"""An estimate of the seconds that a case takes besides its budget, until the first case has shown it."""
+"""The estimated seconds that a case takes beyond its budget. It serves until the first case is measured."""
 
 BEAT_S = 60.0  # seconds between the lines of a stage
 MEASURING = "measuring"  # the stage in which something is timed
@@ -43,7 +43,7 @@ class Progress:
         self.expected_end = self.started  # the moment at which the run is expected to end
 
     def case(self, case: Case, to_go: int, budget_s: float) -> None:
-        """Begins a case. `to_go` counts it and the later cases that the budget suffices for."""
+        """Begins a case. to_go: how many cases the budget still suffices for, this one among them"""
         self._end_beat()
         now = time.monotonic()
         case_s = (now - self.started) / self.begun if self.begun else budget_s + BESIDE_S

@@ -51,7 +51,8 @@ class Sheet:
     noise: float
 
     def find(self, name: str, settings: Mapping[str, str], mode: str) -> Row | None:
-        """The row of an implementation in a launch mode, under those of the settings that the run varied."""
+        """The row of an implementation in a launch mode, measured under these settings. Only the variables
+        that the run varied are compared."""
         for row in [row for row in self.rows if row.cell.impl == name and row.cell.launch == mode]:
             if all(row.variables.get(variable) == settings.get(variable) for variable in self.varied):
                 return row
@@ -85,8 +86,8 @@ def read_measured(paths: Sequence[str]) -> Measured:
     times."""
     folders = list(dict.fromkeys(folder for path in paths for folder in run_folders(path)))
     recorded_runs = [read(str(folder)) for folder in folders]
-    cache_modes = [recorded.run.cache for recorded in recorded_runs]
-    cache = cache_modes[0] if cache_modes and SERVING not in cache_modes else SERVING
+    cache_modes = [recorded.run.cache for recorded in recorded_runs] or [SERVING]
+    cache = SERVING if SERVING in cache_modes else cache_modes[0]
     sheets: dict[CaseKey, list[Sheet]] = {}
     devices: dict[tuple[str, str], Path] = {}
     notes = [] if cache == SERVING else [f"times are of {cache} caches, which no server has"]
@@ -129,7 +130,7 @@ def _sheet(recorded: RecordedRun, case: PlannedCase, cells: Sequence[Cell]) -> S
 
 
 def _unfit(run: Run, cache: str) -> str:
-    """Why a run is not used, beside runs of this cache mode; empty where it is used."""
+    """Why a run is not used; empty where it is. cache: the cache mode of the runs that are used"""
     if run.trees:
         return "compares revisions"
     if run.op not in kernels.OPS:

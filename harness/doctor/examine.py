@@ -50,7 +50,7 @@ def examine(
     """
     threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
-    # Advice is sought before measuring, which would change what it rests on.
+    # Advice comes first, because measuring changes the state of the machine that it is about.
     improvements = [*complaints, *advice(here, threads)]
     if wrong_build := torch_advice(here):
         improvements = [wrong_build, *improvements]
@@ -176,7 +176,8 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
 
 
 def _persistence(here: Platform) -> list[str]:
-    """A line if the driver unloads an idle GPU; nvidia-smi tells it of whole GPUs. Untested on hardware."""
+    """A line if the driver unloads an idle GPU; none for a part of a GPU (MIG), of which nvidia-smi does not
+    tell it. Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":

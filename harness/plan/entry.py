@@ -25,8 +25,8 @@ class ConfigSearch:
     pruned: dict[str, int]  # how many of them were left out, by reason
     raced: int  # how many of them were timed
     tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """The table files of an engine's kernel, each with the configurations that the kernel takes at present by
-    the number of rows M (kernels.engine_tuning)."""
+    """Table file of an engine's kernel -> number of rows M -> the configuration that the kernel takes at
+    present (kernels.engine_tuning)."""
 
 
 Config = dict[str, Any] | None  # of a tunable implementation; None: it chooses one itself
@@ -69,8 +69,8 @@ class Entry:
     status: Status | None = None  # how it failed; None as long as it has not failed
     reason: str = ""  # why it failed
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
-    setup_s: float = 0.0  # seconds of preparing it, with JIT compilers and the first call, at their longest
-    call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
+    setup_s: float = 0.0  # seconds of its longest preparation, JIT compilers and the first call included
+    call_s: float = 0.0  # seconds of the last call that was checked: a rough figure
     samples_s: float = 0.0  # seconds that its samples took
     check: dict[str, Any] = field(default_factory=dict)  # results of checks (see schema.Cell.check)
     kernels: list[dict[str, Any]] = field(default_factory=list)  # those that a call ran (child/profile.py)

@@ -114,8 +114,9 @@ def choose_baseline(
     cases: Sequence[Case] = (),
     variables: Mapping[str, str | None] = {},
 ) -> tuple[str, list[Implementation]]:
-    """The baseline that `--baseline` names, by default the op's best torch implementation; and what has to be
-    added to `selected` for it: itself, or for an engine what it runs in the cases under the variables."""
+    """The baseline: what `--baseline` names, an implementation or an engine, by default the op's best torch
+    implementation. And the implementations that `selected` lacks for it; those of an engine are what it runs
+    in the cases under the variables."""
     known = {impl.name: impl for impl in kernels.implementations(op.name)}
     baseline = option or op.baseline[platform.kind]
     if baseline in engines():

@@ -114,8 +114,8 @@ def _only_in(kernel_us: Mapping[str, float], other: Collection[str]) -> tuple[st
 
 
 def _entry(recorded: RecordedRun, entries: Mapping[str, CellsByCase], baseline: str, label: str) -> str:
-    """The entry with this name; else the one of this implementation under the run's first setting, or that of
-    the baseline's implementation under this setting. Raises UsageError where there is none."""
+    """The entry that a label names: by its own name, by an implementation (under the run's first setting), or
+    by a setting (with the baseline's implementation). Raises UsageError where there is none."""
     if label in entries:
         return label
     first_setting = next(iter(recorded.run.settings), "")

@@ -86,8 +86,8 @@ def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
         advice = f"it has: {phases}: profile the server while it decodes"
         raise UsageError(f"{trace.path} has no decode steps; {advice}")
     call_counts = [sum(times.calls for times in step.classes.values()) for step in steps]
-    typical = statistics.median(call_counts)
-    kernels = _mean_kernels(trace, sum(call_counts) / typical)  # a step that was cut off counts in part
+    typical = statistics.median(call_counts)  # a step that the trace cuts off has fewer calls
+    kernels = _mean_kernels(trace, sum(call_counts) / typical)
     whole = [step for step, count in zip(steps, call_counts, strict=True) if 0.5 < count / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
     lengths = _until_next(whole, {(step.device, step.start_ns) for step in steps})
@@ -102,18 +102,19 @@ def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
         samples_ms["overlapped"].append((step.time_ns - busy_ns) / 1e6)
     for op_class in {kernel.op_class for kernel in kernels.values()}:
         samples_ms[op_class] = [step.times(op_class).time_ns / 1e6 for step in whole]
-    means = {name: centre(tuple(values)) for name, values in samples_ms.items()}
+    half_width_ms = {}
+    for name, values in samples_ms.items():
+        mean = centre(tuple(values))
+        half_width_ms[name] = ONE_STEP_ERROR * mean.value
+        if mean.n > 1:
+            half_width_ms[name] = students_t(mean.n - 1, CONFIDENCE) * mean.error
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
         of_operators = sum(row.calls for row in trace.kernels if row.phase == "decode" and row.op)
         launch = "single launches" if of_operators > sum(call_counts) / 2 else "a graph"
     return DecodeStep(
-        file=Path(trace.path).name, steps=len(whole), kernels=kernels, idle_ms=means["idle"].value,
-        half_width_ms={
-            name: students_t(mean.n - 1, CONFIDENCE) * mean.error
-            if mean.n > 1 else ONE_STEP_ERROR * mean.value
-            for name, mean in means.items()
-        },
+        file=Path(trace.path).name, steps=len(whole), kernels=kernels,
+        idle_ms=centre(tuple(samples_ms["idle"])).value, half_width_ms=half_width_ms,
         until_next=until_next, launch=launch, on_cpu=trace.on == "cpu",
     )  # fmt: skip
 
@@ -183,20 +184,20 @@ def changed_op(
         swap = _swap_by_run(before, after, ops, naming_run)
     elif before:
         swap = _swap_by_comparison(before, after, ops)
-    names = [*swap.old, *names_before, *names_after]
-    main = names[0] if names else ""  # the kernel whose calls are those of the op
+    # A call of the op is a call of its main kernel. Only with the change some calls are of the new kernel.
+    main = next(iter([*swap.old, *names_before, *names_after]), "")
     first = before or after
     calls = first.calls_of([main])
     if naming_run and before is None:
         calls = after.calls_of(swap.old[:1]) + after.calls_of(swap.new[:1])
     new_part = _new_part(before, after, swap, naming_run is not None, calls)
-    if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
+    if alone and alone.op == "fused_moe" and calls:
+        # One kernel may compute both products of a call, in two launches. Then the run has the sum of these.
         calls /= max(1, round(alone.kernel_us.get(main, 0.0) / first.kernels[main].us_per_call))
-    if before:
-        names_before += swap.old
-    names_after += [*swap.new, *(name for name in swap.old if name in after.kernels)]
+    swapped_after = [*swap.new, *(name for name in swap.old if name in after.kernels)]
     return ChangedOp(
-        swap=swap, before=[*dict.fromkeys(names_before)], after=[*dict.fromkeys(names_after)],
+        swap=swap, before=[*dict.fromkeys([*names_before, *(swap.old if before else ())])],
+        after=[*dict.fromkeys([*names_after, *swapped_after])],
         run_names=naming_run.new if naming_run else (), calls=calls, new_part=new_part,
     )  # fmt: skip
 
@@ -218,19 +219,19 @@ def _new_part(
 def _swap_by_run(
     before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone
 ) -> KernelSwap:
+    """The swapped kernels, by their names in a run."""
     old = _named_in(before or after, alone.old, ops, alone.new)
     new = _named_in(after, alone.new, ops, alone.old)
     if before is None:
         return KernelSwap(old, new)
     foreign = ""
-    guessed = False
-    if not old:
-        old = _kernels_of(before, ops)[:1]
-        foreign = "".join(old)
+    if not old and (of_op := _kernels_of(before, ops)):  # the server ran another kernel than the run before
+        foreign = of_op[0]
+        old = [foreign]
+    guessed: list[str] = []
     if old and not new and after.calls_of(old) < CALLS_GONE * before.calls_of(old):
-        new = _new_unknown(before, after)
-        guessed = bool(new)
-    return KernelSwap(old, new, foreign, guessed)
+        guessed = _new_unknown(before, after)
+    return KernelSwap(old, new or guessed, foreign, bool(guessed))
 
 
 def _swap_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[str]) -> KernelSwap:
@@ -277,8 +278,8 @@ def _named_in(
     step: DecodeStep, run_names: Sequence[str], ops: Collection[str], other_row: Collection[str]
 ) -> list[str]:
     """The kernels of the op in a step that have one of the names in a run. Where no kernel has, those that
-    have one apart from template values. Kernels of other classes are left out although they may have these
-    names, as torch's products have. other_row: the names of the kernels of the run's other row"""
+    have one apart from template values. other_row: the names of the kernels of the run's other row"""
+    # A kernel of another op may have the same name, as the products of torch have.
     of_op = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
     stems = {_stem(name) for name in run_names}
     same_names = [name for name in run_names if name in of_op]

@@ -53,8 +53,7 @@ class EngineRequest:
     kv: str = "bf16"
     drafts: int = 0  # draft tokens of each request that a decode step verifies
     workload: Workload | None = None  # what is served; None: the sweep of shapes.deployment
-    cases: str | None = None
-    """A file (shapes.suites.cases_file) whose cases take the place of a workload's calls."""
+    cases: str | None = None  # a file (shapes.suites.cases_file) whose cases replace a workload's calls
     given: Mapping[str, str] = field(default_factory=dict)  # variables and flags that are set for the engine
     paths: Mapping[str, Path] = field(default_factory=dict)  # library -> the folder or file that holds it
     triton: str = ""  # the version of Triton beside the engine; empty: that of the engine's release
@@ -162,8 +161,7 @@ class EngineView:
 
 
 def engine_view(request: EngineRequest) -> EngineView:
-    """What the engine runs for the calls of the request. Raises UsageError for an impossible deployment, and
-    where a library's files cannot be read."""
+    """What the engine runs for a request. Raises UsageError, also where a library's files cannot be read."""
     device = _device(request)
     arch = device["arch"]
     try:
@@ -201,8 +199,7 @@ def engine_view(request: EngineRequest) -> EngineView:
 
 
 def _calls(request: EngineRequest, deployment: Deployment) -> list[Call]:
-    """The calls of the request's file of cases, else of its workload or the sweep. Raises UsageError or
-    ValueError where there can be none."""
+    """The calls of the file of cases, else of the workload or the sweep. Raises UsageError or ValueError."""
     workload, longest = request.workload, request.model.max_position_embeddings
     if workload and longest and workload.isl + workload.osl > longest:
         raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
@@ -221,9 +218,8 @@ def _calls(request: EngineRequest, deployment: Deployment) -> list[Call]:
 
 
 def _device(request: EngineRequest) -> Mapping[str, Any]:
-    """The data sheet of the request's device, with its number of compute `units` and the name that its
-    `driver` gives. An architecture stands for its usual device; without one it has no figures. Raises
-    UsageError."""
+    """The data sheet of the request's device, with its compute `units` and its name by the `driver`. That
+    of an architecture is its usual device's, or has no figures. Raises UsageError."""
     arch, known = named_architecture(request.arch), engines.archs(request.engine)
     if arch not in known:
         raise UsageError(
@@ -285,8 +281,7 @@ def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: 
 
 
 def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
-    """Known defects of a row in the version of its library that was read here. If the version is unknown, the
-    newest version for which the row was written counts."""
+    """Defects of a row in the version of its library that was read; else in the newest it was written for."""
     row = next(row for row in kernels.implementations(op) if row.name == name)
     package = row.library or row.provider
     version = tables.files(package).version if package in LIBRARIES else ""
@@ -381,8 +376,7 @@ class Changes:
 
 
 def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
-    """Compares the versions of one library that lie at two paths, a before b. Raises UsageError, also where
-    no shape asks the library."""
+    """Compares two versions of a library, a before b. Raises UsageError, also where no shape asks it."""
     package = _package(a)
     before = engine_view(replace(request, paths={**request.paths, package: a}))
     after = engine_view(replace(request, paths={**request.paths, package: b}))

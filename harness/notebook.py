@@ -88,8 +88,7 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     words += option_words({option.replace("_", "-"): value for option, value in options.items()})
     output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # the command that the run records
-    # Other versions of this plug-in, whose paths differ after the last `_` (the hash), are left out: they
-    # declare the same implementation.
+    # Other versions of this plug-in, with another hash after the last `_`, declare the same implementation.
     family = str(plugin).rpartition("_")[0]
     others = [path for path in plugins.split(os.pathsep) if path and path.rpartition("_")[0] != family]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
@@ -105,9 +104,6 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     path = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH "
     hint = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
     return BenchTable(Path(folder), output.getvalue().lstrip() + hint)
-
-
-# The plug-in
 
 
 def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
@@ -169,8 +165,7 @@ def _undecorated(value: Any) -> Any:
 
 
 def _source_with_names(name: str, value: Any, definitions: dict[str, str]) -> str:
-    """Returns the source of a function or class, and adds the definitions of the names that it uses. Raises
-    UsageError."""
+    """The source of a function or class; adds the definitions of the names in it. Raises UsageError."""
     made = _undecorated(value)
     variables = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
     # Whether the notebook says `from __future__ import annotations`, under which its source was compiled.
@@ -206,8 +201,7 @@ def _loaded_names(code: CodeType) -> Iterator[str]:
 
 
 def _pickled(name: str, value: Any) -> bytes:
-    """The bytes of a pickled value. Raises UsageError for a value that is large, or bound to this process,
-    such as a tensor or an open file."""
+    """A pickled value. Raises UsageError if it is large or of this process, as an open file is."""
     with contextlib.suppress(Exception):  # `__reduce__` of a class may raise anything
         data = pickle.dumps(value)
         is_of_process = b"__main__" in data or b"_rebuild_tensor" in data

@@ -72,8 +72,7 @@ class Progress:
             self.beating.start()
 
     def rounds(self, made: int, spent_s: float, budget_s: float, between_blocks: bool = True) -> None:
-        """Shows the number of rounds: in the line of a terminal between blocks, elsewhere each minute. Must
-        not be called during a round."""
+        """Shows the rounds: on a terminal between blocks, elsewhere each minute. Never call it in a round."""
         self.rounds_text = f", {made} rounds, {spent_s:.0f} of {budget_s:.0f} s"
         if self.live and between_blocks:
             self._draw()

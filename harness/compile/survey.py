@@ -136,8 +136,7 @@ def _waves(resources: Resources, architecture: Architecture) -> int:
 
 def _products(launch: KernelLaunch, resources: Resources, architecture: Architecture) -> Iterator[str]:
     """Why products are slow, a line each. A product needs the architecture's fast instruction for its dtype.
-    If its tile has fewer rows than that instruction, an older one suffices, which its implementation has to
-    declare."""
+    If its tile has fewer rows than that instruction, an older one suffices that it declares."""
 
     def has(pattern: str) -> bool:
         """Whether the code has a matrix instruction of a pattern."""

@@ -107,8 +107,7 @@ class Launches:
         return rule.row if rule else ""
 
     def fails(self, settings: Mapping[str, str]) -> str:
-        """Why a server with these settings does not start, and without them does; empty where it is not known
-        to fail."""
+        """Why a server starts without these settings and not with them; empty: no failure is known."""
         for case in self.mix.every:
             rule = self.rule(case, settings)
             if rule and rule.fails and rule is not self.rule(case, {}):
@@ -185,9 +184,8 @@ class Launches:
 
     @functools.cached_property
     def candidates(self) -> list[LaunchSettings]:
-        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
-        those that a run measured. Settings that change which calls there are, or that contradict the base,
-        are left out."""
+        """The settings to compare: those that the engine's rules name for an op of the mix, and those that a
+        run measured. Settings that change which calls there are, or contradict the base, are left out."""
         of_rules: list[Mapping[str, str]] = []
         for op in dict.fromkeys(case.op for case in self.mix.every):
             of_rules += [rule.settings for rule in engines.entries(self.engine, op, self.measured.arch)]
@@ -201,8 +199,7 @@ class Launches:
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:
-    """The rows that a choice swaps, as text: `flash_attn.fa3@vllm -> flashmla`. Where it swaps none, the rows
-    that run."""
+    """The rows that a choice swaps, `flash_attn.fa3@vllm -> flashmla`; if it swaps none, those that run."""
     names = dict.fromkeys((pair.old.cell.impl, pair.new.cell.impl) for pair in pairs)
     swaps = [f"{old} -> {new}" for old, new in names if old != new]
     return ", ".join(swaps or [new for _, new in names])

@@ -32,12 +32,9 @@ from shapes.case import text_of
 from shapes.lengths import parse_span
 
 MARGIN = 0.01
-"""The share of the time of a step that a launch must save. `serving ab` needs 12 pairs of launches to see 1 %
-of TPOT (docs/serving-ab.md)."""
-LEAST = 0.25
-"""The part of the margin that a choice must save to be a part of a launch."""
-NO_ROW = "no row does what"
-"""How the reason begins where the suite has no implementation to measure."""
+"""The share of a step's time that a launch must save: `serving ab` sees 1 % of TPOT with 12 pairs."""
+LEAST = 0.25  # the part of the margin that a choice must save to be a part of a launch
+NO_ROW = "no row does what"  # how the reason begins where the suite has no implementation to measure
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,7 @@ class Choice:
         return self.is_complete and self.verdict == "faster"
 
     def credit_us(self, margin: float) -> float:
-        """The time that a launch with this choice counts as saved; minus infinity where it could not be
-        compared."""
+        """The time that a launch counts as saved by it; minus infinity where it could not be compared."""
         if not self.is_complete:
             return -math.inf
         counts = self.is_clear and self.share >= LEAST * margin
@@ -163,11 +159,9 @@ class Decision:
 
 
 SwappedRows = frozenset[tuple[object, object]]
-"""The cases in which a launch runs another row than the default, each with that row's identity if it was
-timed, else with its name."""
+"""For each case in which a launch swaps the row: its key, and the new row's id or, untimed, its name."""
 Swaps = tuple[str, SwappedRows]
-"""An op and what is swapped in its cases, by which a choice is known. Launches with equal swaps in an op make
-the same choice."""
+"""An op and what is swapped in its cases. Launches with equal swaps in an op make the same choice for it."""
 
 
 def decide(launches: Launches, margin: float = MARGIN) -> Decision:
@@ -364,8 +358,7 @@ def _crossovers(launches: Launches, cases: Sequence[WeighedCase], confidence: fl
 
 
 def _fastest_first(launches: Launches, case: WeighedCase) -> dict[str, Pair]:
-    """What the engine can be made to run for a case, by the row's name, or its settings where a run varied
-    variables."""
+    """What the engine can be made to run for a case, by the row's name, or by variables that a run set."""
     rows: dict[str, Pair] = {}
     for settings in ({}, *launches.candidates):
         pair = launches.pair(case, settings)

@@ -25,10 +25,8 @@ from shapes.models import model, named_model
 from shapes.scheduler import Workload, simulate
 from shapes.suites import DEPLOYED, cases_file
 
-BEYOND = 2.0
-"""A factor beyond the measured sizes, up to which the nearest case stands for a call."""
-NEAR = 1.1
-"""A factor between contexts, or lengths of prompts, that count as one."""
+BEYOND = 2.0  # the factor beyond the measured sizes up to which the nearest case stands for a call
+NEAR = 1.1  # the factor between contexts, or lengths of prompts, that count as one
 FIXED = {op: fixed for op, (fixed, _) in AXES.items()}
 FIXED["fused_moe"] += ("routing",)
 """Op -> the sizes in which a call and a case have to agree."""
@@ -105,8 +103,7 @@ class Mix:
         return self.share_of(self.cases)
 
 
-USUAL = Workload(3200, 800, 64, 64)
-"""The load of AMD's and dstack's runs, whose shapes the suites have."""
+USUAL = Workload(3200, 800, 64, 64)  # the load of AMD's and dstack's runs, whose shapes the suites have
 PLACE = re.compile(r"(\S+) ((?:(?:tp|dp|ep)\d+ )+)")
 """The beginning of a place that names a model and its split: `deepseek-r1 tp8 decode`."""
 
@@ -258,9 +255,8 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
 
 
 def _server_flags(request: EngineRequest) -> list[str]:
-    """The flags of the engine for the deployment. There are none for DP attention, which takes several that
-    depend on each other, nor for a file of cases, which need not be of the model and ranks that the options
-    name by default."""
+    """The flags of the engine for the deployment. None are given for DP attention, whose flags depend on each
+    other, nor for a file of cases, which may be of another model and other ranks than the defaults."""
     if request.dp_attention or request.cases:
         return []
     if request.engine == "vllm":
@@ -327,8 +323,7 @@ def stand_ins(call: Call, cases: Iterable[WeighedCase], arch: str) -> list[tuple
 
 
 def _log_sizes(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
-    """The logarithms of the two sizes that grow with the load, for a span of its middle; 0 for the second
-    where an op has one such size."""
+    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 for no second size."""
     _, growing = AXES[op]
     logs = [math.log(sum(parse_span(sizes[name])) / 2) for name in growing]
     return logs[0], logs[1] if len(logs) > 1 else 0.0

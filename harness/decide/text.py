@@ -34,8 +34,7 @@ from shapes.names import near
 
 SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 SHOWN_CROSSOVERS = 8  # the most that the text shows
-ENOUGH = 0.95
-"""The share of the ops' time with measured cases, from which no more are asked for."""
+ENOUGH = 0.95  # the share of the ops' time with measured cases from which no more are asked for
 MOST_CASES = 12  # the most cases that one command names
 
 
@@ -167,8 +166,7 @@ def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
 
 
 def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
-    """The boundaries and launch modes of the times, and whether the engine's rows are of the release that was
-    read."""
+    """The boundaries and launch modes of the times; a note if rows ran in another release than was read."""
     defaults = [pair for best in decision.cases if (pair := decision.launches.pair(best.case, {}))]
     modes = dict.fromkeys(f"{pair.sheet.case.boundary}, {pair.old.cell.launch}" for pair in defaults)
     if modes:

@@ -1,5 +1,4 @@
-"""What a decision is worth in serving: time saved of each token and each prompt, and TPOT and TTFT by the
-model of `serving predict`, where it knows the machine."""
+"""What a decision saves in serving: time of each token and prompt; TPOT and TTFT by `serving predict`."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ def _worth(decision: Decision, gain: Choice, request: EngineRequest | None) -> W
 
 
 def _changes(decision: Decision) -> Iterator[KernelChange]:
-    """The factor of each op in each phase, over all of its calls. Calls whose row stays count too, and calls
-    that were not measured count as unchanged."""
+    """The factor of each op in each phase over all of its calls. Calls that were not measured stay as they are."""
     for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
             in_phase = [pair for pair in pairs if pair.case.calls_in(phase)]

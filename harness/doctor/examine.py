@@ -124,8 +124,7 @@ def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
 
 
 def _libraries(here: Platform) -> list[str]:
-    """The libraries that implementations for this platform lack, and the libraries that are newer than the
-    releases that their implementations were written for."""
+    """Lines on libraries that rows for this platform lack, and on those newer than what rows were read in."""
     rows_without: dict[str, list[str]] = {}  # by reason
     newer: dict[str, str] = {}  # the last release that was read, by library and release
     for row in [row for op in kernels.OPS for row in kernels.implementations(op)]:
@@ -176,8 +175,7 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
 
 
 def _persistence(here: Platform) -> list[str]:
-    """A line if the driver unloads an idle GPU; none for a part of a GPU (MIG), of which nvidia-smi does not
-    tell it. Untested on hardware."""
+    """A line if the driver unloads an idle GPU, which nvidia-smi tells of whole ones. Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":

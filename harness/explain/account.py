@@ -99,8 +99,7 @@ class Account:
 def account(
     ops: Sequence[str], sides: Sides, steps: Steps | None, log: Log, modelled: Sequence[Prediction] = ()
 ) -> Account:
-    """The account of a change of these ops. modelled: what the model of serving predicts of the change.
-    Raises NothingRan where there is nothing to compare."""
+    """The account of a change of these ops. Raises NothingRan where there is nothing to compare."""
     of = TPOT if sides.effect or steps is None else STEP
     # Where TPOT is explained, times of steps are divided by the tokens that a step gives a request.
     tokens_per_step = sides.accepted_before if of == TPOT else 1.0
@@ -139,8 +138,7 @@ def account(
 def _found(
     result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], tokens_per_step: float
 ) -> list[Cause]:
-    """The causes on which the inputs say something, seen or not, beside the prediction and noise. result: the
-    account without causes"""
+    """The causes of which inputs tell, seen or not, without prediction and noise. result: without causes"""
     of_steps = causes.step_causes(steps) if steps else ()
     found = [
         cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in of_steps
@@ -167,9 +165,6 @@ def _within_noise(cause: Cause, steps: Steps | None) -> Cause:
 def _shows_missing_calls(cause: Cause, steps: Steps | None) -> bool:
     """Whether a trace shows that calls are missing, which holds however much the clients scatter."""
     return steps is not None and cause.name == causes.NOT_CALLED and cause.sure == "certain"
-
-
-# What was expected and observed
 
 
 def _of_effect(effect: Effect) -> Saving:
@@ -237,9 +232,6 @@ def _in_step(steps: Steps | None, tokens_per_step: float) -> Saving | None:
     return Saving(ms, ms - half, ms + half, text)
 
 
-# Causes beside those of the steps
-
-
 def _of_sides(
     result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], found: Sequence[Cause]
 ) -> Iterator[Cause]:
@@ -276,8 +268,7 @@ def _is_comparable(sides: Sides, steps: Steps) -> bool:
 
 
 def _unusual_ratio(sides: Sides, steps: Steps | None) -> float:
-    """The ratio of a step to TPOT if it is so unusual that a step is not what a token takes; 0 if it is
-    usual, or not known."""
+    """The ratio of a step to TPOT if it is beyond USUAL_RATIO; 0 if it is usual, or not known."""
     if not sides.effect or steps is None or steps.before is None:
         return 0.0
     ratio = steps.before.ms / sides.accepted_before / sides.effect.base
@@ -408,9 +399,6 @@ def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> I
     if not ops:
         for op, lines in log.missed.items():
             yield f"a log says that a table has no entry for {op}: {next(iter(lines))}"
-
-
-# In words
 
 
 def _noise(result: Account, effect: Effect | None) -> str:

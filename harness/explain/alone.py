@@ -65,9 +65,8 @@ CellsByCase = Mapping[str, Cell]  # of one entry, by the key of the case
 
 
 def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
-    """rows: the names of two implementations or settings, before and after; None: the baseline, and the
-    fastest of the others. Raises UsageError where there is no such run, row or common case, or where nothing
-    is faster."""
+    """rows: names of two implementations or settings, before and after; None: the baseline and the fastest of
+    the others. Raises UsageError if there is no such run, row or common case, or if nothing is faster."""
     recorded = read(path)
     entries: dict[str, dict[str, Cell]] = {}
     for (key, name), cell in recorded.cells.items():

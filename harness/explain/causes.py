@@ -31,8 +31,7 @@ OTHER_SHAPES, LESS_IN_STEP = "other shapes", "less in the step"
 CLOCKS, OTHER_KERNELS, KERNELS_BESIDE = "clocks", "other kernels", "kernels beside it"
 RANK_WAITS, OVERLAP, IDLE = "waits for ranks", "overlapped", "idle device"
 OTHER_WORK, STALLS, PREDICTION, NOISE = "other work", "stalls, scheduling", "the prediction", "noise"
-WITHOUT_TIMES = (NOT_CALLED, NOT_READ, SAME_SERVER, REFUSED)
-"""The causes that show in names, settings and calls."""
+WITHOUT_TIMES = (NOT_CALLED, NOT_READ, SAME_SERVER, REFUSED)  # they show in names, settings and calls
 OF_OP = (*WITHOUT_TIMES, NO_EFFECT, TABLE_MISSED, OTHER_BASE, OTHER_SHAPES, LESS_IN_STEP)
 """The causes for which the op itself does not save what was expected."""
 OF_STEP = (CLOCKS, OTHER_KERNELS, KERNELS_BESIDE, RANK_WAITS, OVERLAP, IDLE)
@@ -132,8 +131,7 @@ class Steps:
     @property
     def expected_ms(self) -> float | None:
         """The saving of a step that was expected: by a run, the calls times the saving alone; by the user's
-        changes, what they take off the op's time. None for changes of a part of an op, because a trace does
-        not tell its parts apart."""
+        changes, what they take off the op's time. None for a part of an op, which no trace tells apart."""
         if self.alone:
             return self.changed.calls * self.alone.saving_us() / 1e3
         if not self.changes or self.before is None or any(change.part for change in self.changes):
@@ -219,9 +217,6 @@ def step_causes(steps: Steps) -> Iterator[Cause]:
     least_ms = max(steps.half_ms_of("idle"), steps.least_ms, steps.launch_scatter * after.ms)
     idle = f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step"
     yield _if_large(IDLE, more_idle_ms, least_ms, says, (idle,))
-
-
-# The op itself
 
 
 def _causes_of_one_step(steps: Steps) -> Iterator[Cause]:
@@ -406,9 +401,6 @@ def _saves_less(steps: Steps, ms: float, least_ms: float) -> Cause:
         how = f"loses {'more' if ms > 0 else 'less'}"
     says = f"{what} {how} in the step than alone{unknown}"
     return _if_large(LESS_IN_STEP, ms, max(least_ms, steps.least_ms), says, evidence)
-
-
-# What surrounds it
 
 
 def _clock(before: DecodeStep, after: DecodeStep, changed: ChangedOp) -> tuple[float, dict[str, float]]:

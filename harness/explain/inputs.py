@@ -31,8 +31,7 @@ from kernels import OPS
 def steps_in(
     traces: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None, sides: Sides, log: Log
 ) -> Steps | None:
-    """The steps of one trace, that of the server with the change, or of two, the one without it first; None
-    without traces. Raises UsageError."""
+    """The steps of one trace (with the change) or two (without it first); None of none. Raises UsageError."""
     if not traces:
         return None
     inputs = [_read(Path(path)) for path in traces]
@@ -88,9 +87,8 @@ def _differing_op(before: DecodeStep | None, after: DecodeStep) -> tuple[str, ..
 def modelled(
     record: str | None, before: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None
 ) -> tuple[Prediction, ...]:
-    """What the model of serving predicts of the change under the client's load; empty where the inputs do not
-    say enough of the machine and the load. record: a folder of `serving ab`; before: files of results of the
-    server without the change"""
+    """What the model of serving predicts of the change; empty if inputs do not say the machine and load.
+    record: a folder of `serving ab`; before: files of results of the server without the change"""
     asked = list(changes) or ([alone.change] if alone else [])
     with contextlib.suppress(UsageError):
         if record and alone:

@@ -121,8 +121,7 @@ def served_sizes(op: str, traffic: Traffic) -> Counter[str]:
 
 
 def unlike(before: Traffic, after: Traffic) -> str:
-    """How the usual decode steps of two traces differ in requests and contexts, as text; empty where they do
-    not, or one trace does not tell."""
+    """How the usual decode steps of two traces differ in requests and contexts; empty: not, or not known."""
     most = [served_sizes("mla_decode", traffic).most_common(1) for traffic in (before, after)]
     if not all(most):
         return ""

@@ -15,6 +15,7 @@ from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
 ONE_STEP_ERROR = 0.03  # half the width of the interval of a time that only one step shows, as a part of it
 PAUSE_FACTOR = 1.5  # a step that lasts so many times as long as the median step is followed by a pause
+Names = Collection[str]  # of kernels, or of ops
 CALLS_STAYED, CALLS_GONE = 0.98, 0.02
 """Parts of a kernel's calls: with fewer than the first it lost some, with fewer than the second all."""
 MOST_STEPS = 200  # the most steps from which intervals are computed
@@ -77,9 +78,8 @@ class DecodeStep:
 
 
 def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
-    """The mean decode step. Raises UsageError where the trace has none. until_next: whether a step lasts
-    until the next one starts; it lasts until its last kernel ends where most steps are not followed by
-    another one"""
+    """The mean decode step. Raises UsageError where the trace has none. until_next: whether steps last until
+    the next one starts, if most are followed by one; else they last until their last kernel ends"""
     steps = trace.steps_of("decode")
     if not steps:
         phases = ", ".join(trace.phases())
@@ -90,7 +90,7 @@ def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
     kernels = _mean_kernels(trace, sum(call_counts) / typical)
     whole = [step for step, count in zip(steps, call_counts, strict=True) if 0.5 < count / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
-    lengths = _until_next(whole, {(step.device, step.start_ns) for step in steps})
+    lengths = _followed(whole, {(step.device, step.start_ns) for step in steps})
     if not until_next or 2 * len(lengths) < len(whole):
         until_next = False
         lengths = [(step, step.span_ns) for step in whole]
@@ -132,9 +132,7 @@ def _mean_kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
     return kernels
 
 
-def _until_next(
-    steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]
-) -> list[tuple[TraceStep, int]]:
+def _followed(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
     """The steps that another decode step follows without a pause, each with the ns until that one starts.
     starts: device and start in ns of all decode steps of the trace"""
     lengths = [
@@ -153,8 +151,7 @@ class KernelSwap:
     old: Sequence[str] = ()  # kernels that the change takes away, those with most time first
     new: Sequence[str] = ()  # kernels that it brings
     foreign: str = ""  # the op's kernel with most time before, where that step has none of the run's old ones
-    guessed: bool = False
-    """Whether `new` is taken for the run's new kernels only because the old ones are gone."""
+    guessed: bool = False  # whether `new` is taken for the run's only because the old ones are gone
     new_part_by_op: Mapping[str, float] = field(default_factory=dict)
     """Op -> the part of its time before whose calls went to new kernels; empty where a run names kernels."""
 
@@ -171,9 +168,7 @@ class ChangedOp:
     new_part: float | None  # the part of them that the new kernel took; None: kernels' names do not tell
 
 
-def changed_op(
-    before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone | None
-) -> ChangedOp:
+def changed_op(before: DecodeStep | None, after: DecodeStep, ops: Names, alone: Alone | None) -> ChangedOp:
     """The kernels of the op, which are told apart by the names in a run that has them, else by comparing both
     steps. before: None where only the server with the change was profiled"""
     names_before = _kernels_of(before, ops) if before else []
@@ -205,8 +200,7 @@ def changed_op(
 def _new_part(
     before: DecodeStep | None, after: DecodeStep, swap: KernelSwap, is_named: bool, calls: float
 ) -> float | None:
-    """The part of the op's calls that the new kernel took; None: kernels' names do not tell. is_named:
-    whether a run names the kernels"""
+    """See ChangedOp.new_part. is_named: whether a run names the kernels"""
     if is_named and not swap.new:
         return 0.0
     if is_named and before is None:
@@ -216,9 +210,7 @@ def _new_part(
     return _part_gone(before, after, swap.old) if before and swap.old and swap.new else None
 
 
-def _swap_by_run(
-    before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone
-) -> KernelSwap:
+def _swap_by_run(before: DecodeStep | None, after: DecodeStep, ops: Names, alone: Alone) -> KernelSwap:
     """The swapped kernels, by their names in a run."""
     old = _named_in(before or after, alone.old, ops, alone.new)
     new = _named_in(after, alone.new, ops, alone.old)
@@ -274,9 +266,7 @@ def _kernels_of(step: DecodeStep, ops: Collection[str]) -> list[str]:
     return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)]
 
 
-def _named_in(
-    step: DecodeStep, run_names: Sequence[str], ops: Collection[str], other_row: Collection[str]
-) -> list[str]:
+def _named_in(step: DecodeStep, run_names: Names, ops: Names, other_row: Names) -> list[str]:
     """The kernels of the op in a step that have one of the names in a run. Where no kernel has, those that
     have one apart from template values. other_row: the names of the kernels of the run's other row"""
     # A kernel of another op may have the same name, as the products of torch have.
@@ -287,8 +277,7 @@ def _named_in(
 
 
 def swapped_kernel(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: Alone) -> str:
-    """The new kernel of a run, if only the step before has it, and only the step after has the old kernels:
-    the traces are swapped. Else empty."""
+    """The run's new kernel if the traces are swapped: only the first has it, only the second old ones."""
     old_before, old_after = (_named_in(step, alone.old, ops, alone.new) for step in (before, after))
     new_before, new_after = (_named_in(step, alone.new, ops, alone.old) for step in (before, after))
     is_swapped = new_before and old_after and not (new_after or old_before)

@@ -15,8 +15,7 @@ from kernels.platform import Platform, free_memory
 from shapes.case import Case
 
 MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
-"""A reference that needs more flops than this is computed for a sample of the rows: about 10 s of products
-on two CPU cores."""
+"""A reference of more flops is computed for a sample of the rows. Two CPU cores take about 10 s for 4e11."""
 
 MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
 """The share of the free memory that may be used. On a CPU the parent and its libraries need some."""
@@ -34,8 +33,7 @@ DRAWING = 256 * MIB
 """The least memory, in segments of torch's allocator, for drawing operands and hashing them in pieces."""
 
 ROTATE_CACHES = 2
-"""Between two calls on the same set of operands, other calls touch this many times the size of the last-level
-cache, or as many bytes as were measured to be enough."""
+"""Last-level caches that calls touch between two calls on a set, if less was not measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 UNKNOWN_LEVEL = 256 * MIB  # assumed for an unknown last-level cache: the largest one of a GPU in 2026
@@ -71,8 +69,7 @@ def rotation(
     """
     level = last_level or UNKNOWN_LEVEL
     needed_between = min(reach or math.inf, ROTATE_CACHES * level)
-    # What a call touches besides streamed operands: activations and the output. Only in cold mode each set
-    # has its own.
+    # Of a call: activations and the output. Only in cold mode each set has its own.
     other_bytes = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)
 
     def touched(copies: int) -> int:
@@ -160,8 +157,7 @@ class Memory:
         return self.needed(group, copies) <= self.usable
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries that are in every group: the baseline under the first setting, if it is there, and its
-        rerun where settings are compared."""
+        """The entries of every group: the baseline under the first setting; with settings also its rerun."""
         baselines = [entry for entry in entries if entry.impl.name == self.baseline]
         return baselines[:1] + [entry for entry in baselines[1:] if entry.setting.is_rerun]
 
@@ -205,8 +201,7 @@ def memory_needed(
     op: Op, sizes: Any, entries: Sequence[Entry], copies: int, mode: str = "serving", boundary: str = "core"
 ) -> int:
     """Bytes of one worker's operands and entries, on so many sets of operands. mode: as in Rotation"""
-    # The first set is there twice while it moves to fresh buffers. In cold mode a further set shares nothing
-    # with the others (`Operands.turned`).
+    # The first set is there twice while it moves to fresh buffers. In cold mode sets share nothing.
     further_set = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     total = 2 * op.operand_bytes(sizes) + (copies - 1) * further_set
     output = op.output_bytes(sizes)
@@ -236,9 +231,8 @@ def memory_needed(
 def blas_workspace(platform: Platform) -> int:
     """Bytes that torch keeps for matrix products for each stream that they ran on, beside all else:
     32 MiB for cuBLAS, which cuBLASLt shares; 128 MiB for hipBLAS on gfx942 and gfx950, 32 MiB on others,
-    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp:
-    parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize). Before Hopper, and on Blackwell under older
-    versions, cuBLAS gets 8 MiB."""
+    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp). Before Hopper, and on
+    Blackwell under older versions, cuBLAS gets 8 MiB."""
     match platform.kind:
         case "cuda":
             return 32 * MIB

@@ -16,8 +16,7 @@ from harness.plan.settings import UNSET, Setting, parse_setting, parse_threads, 
 from kernels.platform import Platform
 from shapes.names import near
 
-MARGIN = 0.02
-"""A smaller change counts as `same`: production is not changed for it, and few machines resolve less."""
+MARGIN = 0.02  # a smaller change counts as `same`: production stays for it, and few machines resolve less
 
 MOST_SETTINGS = 32  # the most settings that one run compares
 
@@ -128,9 +127,8 @@ def _effective(
     named: Flags, op: str, platform: Platform, launch: str, recipe: str | None, force: bool, log: Log
 ) -> Flags:
     """The flags to toggle: with `force` all that were named. Of a recipe those that can have an effect here
-    and make no engine choose between implementations; NothingRan is raised where none is left. Flags of the
-    command line must all be able to have an effect, or NothingRan is raised. Raises UsageError for a misspelt
-    name."""
+    and make no engine choose between implementations. Flags of the command line must all be able to have an
+    effect. Raises NothingRan where one is not or none is left, UsageError for a misspelt name."""
     obstacles = {
         name: _obstacle(name, values, op, platform, launch, force, log) for name, values in named.items()
     }

@@ -101,7 +101,8 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         q = traffic.query_tokens("vLLM's log has acceptance rates", said=None if is_silent else drafts)
         for decoding, cached in snapshots:
             traffic.add(1, decoding, q * decoding, cached)
-    traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
+    for shape in shapes:  # once, as logs of other ranks have the same shapes
+        traffic.calls[shape] = max(1, traffic.calls[shape])
     has = {**line_counts, "shapes": bool(shapes), "prompts": has_prompts}
     for what, note in NOTES.items():
         if has.get(what):

@@ -46,6 +46,7 @@ ENGINE_CONFIG_S = 2.0
 
 Choice = Mapping[str, Any] | None  # what is stored for a case (see `store.choice`); None without a verdict
 Row = dict[str, Any]  # a stored choice in `tune --json`, with its op, implementation and target
+RaceResult = tuple[int, list[Row]]  # the exit code, and a row for each case
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class RaceDisplay(Display, Protocol):
         present configuration stays; without a choice there was no verdict."""
 
 
-def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
+def tune(request: TuneRequest, display: RaceDisplay) -> RaceResult:
     """Races one implementation after the other on the device of this machine, or says what would be raced.
-    Returns the exit code and a row for each case. Raises NothingRan where nothing can be timed here."""
+    Raises NothingRan where nothing can be timed here."""
     platform = choose_device(request.device)
     implementations = implementations_here(request, platform)
     if not implementations:
@@ -162,11 +163,8 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
             yield f"{name}: against what the engine takes now; {winners}"
 
 
-def race_result(
-    codes: Sequence[int], races: Sequence[Race], log: Callable[[str], None]
-) -> tuple[int, list[Row]]:
-    """The exit code of races, and their rows. With --check each case whose present configuration was beaten
-    has a line and fails the command."""
+def race_result(codes: Sequence[int], races: Sequence[Race], log: Callable[[str], None]) -> RaceResult:
+    """The exit code of races, and their rows. With --check a challenger that won fails the command."""
     rows = [row for race in races for row in race.rows]
     changed = [line for race in races if not race.stores for line in race.changed]
     for line in changed:

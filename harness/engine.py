@@ -1,5 +1,4 @@
-"""What a serving engine runs for each shape that a deployment calls, what the tuned tables of its libraries
-hold for it, and what two versions of a library hold differently."""
+"""What an engine runs for each shape of a deployment, by tuned tables; how two versions of these differ."""
 
 from __future__ import annotations
 

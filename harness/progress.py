@@ -1,5 +1,5 @@
-"""Progress on stderr: which case a run measures and how long the run will take. A terminal shows one line
-that changes. Elsewhere each case and each stage gets a line, and a long stage one more each minute."""
+"""Progress on stderr: the case and the time that is left, on a terminal in one line that changes. Elsewhere
+each case and each stage gets a line, and a long stage one more each minute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import TextIO
 
 from shapes.case import Case
 
-BESIDE_S = 30.0
-"""The estimated seconds that a case takes beyond its budget. It serves until the first case is measured."""
-
+BESIDE_S = 30.0  # the estimated seconds of a case beyond its budget, until the first case is measured
 BEAT_S = 60.0  # seconds between the lines of a stage
 MEASURING = "measuring"  # the stage in which something is timed
 

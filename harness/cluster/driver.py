@@ -39,7 +39,7 @@ class Task:
 
 @dataclass
 class Job:
-    """Tasks for devices of one type. Subclasses give orders and record results; plans simulate this one."""
+    """Tasks for devices of one type. Subclasses give orders and record results; a plan simulates it."""
 
     name: str
     type: str
@@ -180,7 +180,7 @@ class Driver:
         self.jobs |= {job.name: job for job in jobs}
 
     def run(self) -> None:
-        """Works until all tasks are done that can be, or the time is up. Raises PoolGone, and what jobs do."""
+        """Works until nothing more can be done or the time is up. Raises PoolGone, or what a job raises."""
         self._work(self.ends, self._is_over)
         for member in self.members.values():
             if member.task:

@@ -55,8 +55,7 @@ class RunJob(Job):
 
     run: RunCases
     device_count: int = 0
-    """How many devices share the cases. Each of them may measure for the run's budget. 0: only the driver's
-    end limits the run, and each case has `per_case_s`."""
+    """How many devices share the cases, each for the run's budget. 0: only the driver's end limits it."""
     calibrations: Sequence[Calibration] = ()  # of all devices, as far as they are known
 
     def __post_init__(self) -> None:
@@ -134,7 +133,7 @@ def _of_case(plan: RunPlan, key: str) -> RunPlan:
 
 @dataclass
 class CalibrationJob(Job):
-    """The same cases on each device of a type, before and after all others: how far do the devices differ?"""
+    """The same cases on each device of a type, before and after all others, to show how devices differ."""
 
     when: Literal["first", "last"]
     devices: list[OpenedDevice]

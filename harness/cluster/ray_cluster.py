@@ -35,7 +35,7 @@ HEAD_GONE_S = 6.0  # after so many seconds without a connection the head is gone
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
-"""Seconds for a node to load Python and the suite. After them an actor waits for another driver's device."""
+"""Seconds for a node to load Python and the suite. An actor that takes longer waits for a taken device."""
 BEAT_S = 10.0  # seconds between signs of life that an agent is asked for
 HANG_S = 60.0  # an agent hangs if it gives no sign of life for so many seconds
 

@@ -15,7 +15,7 @@ from harness.results.schema import Cell, PlannedCase, Run
 from shapes.case import Size, text_of
 
 BOUNDARIES = ("with_quant", "core", "with_routing")
-"""The most telling first: engines quantise in each step; the row that an engine chooses does no routing."""
+"""The most telling first: engines quantise in each step, and routing is no part of the chosen row."""
 LAUNCH_MODES = ("graph", "eager")  # the first in which the default has a time counts
 SERVING = "serving"  # the cache mode of times that are compared where any run has it
 CaseKey = tuple[str, str]  # the op and the sizes as text, without the boundary

@@ -74,7 +74,7 @@ def _worth(decision: Decision, gain: Choice, request: EngineRequest | None) -> W
 
 
 def _changes(decision: Decision) -> Iterator[KernelChange]:
-    """The factor of each op in each phase over all of its calls. Calls that were not measured stay as they are."""
+    """The factor of each op in each phase over all of its calls; those not measured count as unchanged."""
     for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
             in_phase = [pair for pair in pairs if pair.case.calls_in(phase)]

@@ -175,7 +175,7 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
 
 
 def _persistence(here: Platform) -> list[str]:
-    """A line if the driver unloads an idle GPU, which nvidia-smi tells of whole ones. Untested on hardware."""
+    """A line if the driver unloads an idle GPU; not known of parts of one (MIG). Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":

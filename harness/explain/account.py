@@ -24,8 +24,7 @@ NOTHING_VANISHED = "nothing vanished"
 USUAL_RATIO = (0.7, 1.3)
 """The usual ratios of a step to TPOT; beyond them a step gives several tokens, or the loads differ."""
 WITHOUT_EFFECT = (*causes.WITHOUT_TIMES, causes.NO_EFFECT)
-NOT_ITS_OWN = (*WITHOUT_EFFECT, causes.OTHER_WORK)
-"""Causes with which a saving that was seen cannot be that of the change."""
+NOT_ITS_OWN = (*WITHOUT_EFFECT, causes.OTHER_WORK)  # with these a saving is not that of the change
 QUIET_SPREAD = usual_spread("tpot", 1)  # of TPOT between launches at low concurrencies, in per cent
 
 
@@ -138,11 +137,9 @@ def account(
 def _found(
     result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], tokens_per_step: float
 ) -> list[Cause]:
-    """The causes of which inputs tell, seen or not, without prediction and noise. result: without causes"""
-    of_steps = causes.step_causes(steps) if steps else ()
-    found = [
-        cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in of_steps
-    ]
+    """The causes that inputs show or exclude, beside prediction and noise. result: it has no causes yet"""
+    shown = causes.step_causes(steps) if steps else ()
+    found = [cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in shown]
     if accept_length := _of_accept_length(sides, steps):
         found.append(accept_length)
     found += _of_sides(result, sides, steps, log, ops, found)

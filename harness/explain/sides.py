@@ -1,5 +1,4 @@
-"""What clients and servers said without and with the change: TPOT, the work, settings, names, predictions. It
-is read from a record of `serving ab`, or from results of any client."""
+"""What clients and servers said without and with the change, by `serving ab` or results of any client."""
 
 from __future__ import annotations
 

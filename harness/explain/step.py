@@ -179,7 +179,7 @@ def changed_op(before: DecodeStep | None, after: DecodeStep, ops: Names, alone: 
         swap = _swap_by_run(before, after, ops, naming_run)
     elif before:
         swap = _swap_by_comparison(before, after, ops)
-    # A call of the op is a call of its main kernel. Only with the change some calls are of the new kernel.
+    # Calls of the op are those of its main kernel. In a trace with the change alone it has two: old and new.
     main = next(iter([*swap.old, *names_before, *names_after]), "")
     first = before or after
     calls = first.calls_of([main])

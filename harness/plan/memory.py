@@ -1,5 +1,4 @@
-"""Plans the memory of a case, in bytes: how many sets of operands calls rotate over (`rotation`), and which
-entries a device holds at once (`Memory`)."""
+"""Plans the memory of a case: over how many sets of operands calls rotate, which entries fit at once."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ DRAWING = 256 * MIB
 """The least memory, in segments of torch's allocator, for drawing operands and hashing them in pieces."""
 
 ROTATE_CACHES = 2
-"""Last-level caches that calls touch between two calls on a set, if less was not measured to be enough."""
+"""Two calls on a set lie this many last-level caches apart, or as many bytes as are measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 UNKNOWN_LEVEL = 256 * MIB  # assumed for an unknown last-level cache: the largest one of a GPU in 2026
@@ -107,8 +106,7 @@ class Memory:
     """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
     def __init__(self, case: Case, platform: Platform, baseline: str, mode: str, share: float = 1.0) -> None:
-        """baseline: the name of an implementation; mode: as in Rotation; share: of the machine's free memory,
-        where other devices are measured at the same time"""
+        """baseline: an implementation; mode: as in Rotation; share: of the free memory of a shared machine"""
         self.op = op = kernels.OPS[case.op]
         self.sizes = sizes = op.sizes(case.sizes)
         self.boundary = case.boundary

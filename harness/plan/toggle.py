@@ -1,5 +1,4 @@
-"""Plans what `toggle` compares: the settings that flags make, or the implementations that an engine's flag
-chooses between. Leaves out flags that can have no effect here."""
+"""Plans what `toggle` compares: settings of flags, or the implementations that an engine's flag chooses."""
 
 from __future__ import annotations
 
@@ -126,9 +125,9 @@ def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Se
 def _effective(
     named: Flags, op: str, platform: Platform, launch: str, recipe: str | None, force: bool, log: Log
 ) -> Flags:
-    """The flags to toggle: with `force` all that were named. Of a recipe those that can have an effect here
-    and make no engine choose between implementations. Flags of the command line must all be able to have an
-    effect. Raises NothingRan where one is not or none is left, UsageError for a misspelt name."""
+    """The flags to toggle. Of a recipe they are those that can have an effect here and make no engine choose
+    between implementations. Of the command line, and with `force`, they are all; without `force` each must be
+    able to have an effect. Raises NothingRan, and UsageError for a misspelt name."""
     obstacles = {
         name: _obstacle(name, values, op, platform, launch, force, log) for name, values in named.items()
     }

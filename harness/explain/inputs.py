@@ -31,7 +31,7 @@ from kernels import OPS
 def steps_in(
     traces: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None, sides: Sides, log: Log
 ) -> Steps | None:
-    """The steps of one trace, with the change, or two, without it first; None without traces. UsageError."""
+    """The steps of one trace, with the change, or two, without it first; None of none. Raises UsageError."""
     if not traces:
         return None
     inputs = [_read(Path(path)) for path in traces]

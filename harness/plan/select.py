@@ -97,7 +97,7 @@ def unknown_implementation(op: str, name: str) -> UsageError:
 
 
 def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose: str) -> Case:
-    """The one case of a `--case` text, by default at the op's first boundary. purpose: for the error's text"""
+    """The one case of a `--case` text, by default at the op's first boundary. purpose: for the error"""
     cases = choose_cases(op, None, [text], boundary or op.boundaries[0], arch)
     if len(cases) > 1:
         raise UsageError(f"{text!r} names {len(cases)} cases; a {purpose} is of one")

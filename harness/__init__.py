@@ -1,5 +1,4 @@
-"""Checks and times kernels, and keeps records: docs/architecture.md lists the packages. `harness.bench`
-measures a function of a notebook or a script (notebook.py)."""
+"""Checks and times kernels: docs/architecture.md lists the packages. `harness.bench` is in notebook.py."""
 
 
 def __getattr__(name: str) -> object:

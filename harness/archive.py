@@ -97,11 +97,10 @@ def _is_archive(path: Path) -> bool:
 
 
 def _packed_files(top: Path) -> Iterator[Path]:
-    """The paths that members of archives stand for, as far as these lie below `top`."""
-    # `top`, or a folder above it, may itself be the archive of a whole folder.
-    whole_folders = [folder for folder in (top, *top.parents) if folder.name != NAME]
-    raw_files_above = [folder / NAME for folder in top.parents]
-    for archive in (*whole_folders, *raw_files_above, *sorted(top.rglob(NAME))):
+    """The paths that members of archives stand for, as far as these lie below `top`. Their archive may be
+    `top` itself, lie in it, be a folder above it, or be the raw.zip of a folder above it."""
+    above = [archive for folder in top.parents for archive in (folder, folder / NAME)]
+    for archive in (top, *above, *sorted(top.rglob(NAME))):
         if _is_archive(archive):
             folder = archive.parent if archive.name == NAME else archive
             files = (folder / name for name in _names(archive))

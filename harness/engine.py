@@ -1,5 +1,4 @@
-"""What a serving engine runs for each shape that a deployment calls, what the tuned tables of its libraries
-hold for it, and what two versions of a library hold differently."""
+"""What an engine runs for each shape of a deployment, by tuned tables; how two versions of these differ."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class EngineRequest:
     kv: str = "bf16"
     drafts: int = 0  # draft tokens of each request that a decode step verifies
     workload: Workload | None = None  # what is served; None: the sweep of shapes.deployment
-    cases: str | None = None
-    """A file (shapes.suites.cases_file) whose cases take the place of a workload's calls."""
+    cases: str | None = None  # a file (shapes.suites.cases_file) whose cases replace a workload's calls
     given: Mapping[str, str] = field(default_factory=dict)  # variables and flags that are set for the engine
     paths: Mapping[str, Path] = field(default_factory=dict)  # library -> the folder or file that holds it
     triton: str = ""  # the version of Triton beside the engine; empty: that of the engine's release
@@ -162,14 +160,13 @@ class EngineView:
 
 
 def engine_view(request: EngineRequest) -> EngineView:
-    """What the engine runs for the calls of the request. Raises UsageError for an impossible deployment, and
-    where a library's files cannot be read."""
+    """What the engine runs for a request. Raises UsageError, also where a library's files cannot be read."""
     device = _device(request)
     arch = device["arch"]
     try:
         deployment = request.deployed(arch)
         calls = _calls(request, deployment)
-        call_shares = shares(calls, request)  # this finds sizes that no kernel takes
+        call_shares = shares(calls, request)  # raises ValueError for sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None
     left_out = [f"{request.model.name}, not modelled: {line}" for line in request.model.not_modelled]
@@ -180,8 +177,7 @@ def engine_view(request: EngineRequest) -> EngineView:
         raise UsageError(f"CU_NUM={units} is no number of compute units")
     triton = request.triton or engines.facts(request.engine)["triton"]
     target = Target(engines.kind(arch), arch, int(units), device["driver"], triton=triton)
-    pick_columns, is_masked = topk_columns(request.engine, deployment)
-    tables = Lookups(target, request.paths, request.given, pick_columns, is_masked)
+    tables = Lookups(target, request.paths, request.given, *topk_columns(request.engine, deployment))
     try:
         for name in request.paths:
             tables.files(name)  # a wrong path is an error, even if no shape asks that library
@@ -196,14 +192,13 @@ def engine_view(request: EngineRequest) -> EngineView:
     libraries = {
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
-    notes = [*left_out, *_without_effect(request, arch, shapes), *_unread(request, arch, libraries)]
-    notes += _read_for_r1(request, tables)
+    notes = [*left_out, *_notes_on_settings(request, arch, shapes)]
+    notes += [*_notes_on_libraries(request, arch, libraries), *_notes_on_model(request, tables)]
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
 def _calls(request: EngineRequest, deployment: Deployment) -> list[Call]:
-    """The calls of the request's file of cases, else of its workload or the sweep. Raises UsageError or
-    ValueError where there can be none."""
+    """The calls of the file of cases, else of the workload or the sweep. Raises UsageError or ValueError."""
     workload, longest = request.workload, request.model.max_position_embeddings
     if workload and longest and workload.isl + workload.osl > longest:
         raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
@@ -222,9 +217,8 @@ def _calls(request: EngineRequest, deployment: Deployment) -> list[Call]:
 
 
 def _device(request: EngineRequest) -> Mapping[str, Any]:
-    """The data sheet of the request's device, with its number of compute `units` and the name that its
-    `driver` gives. An architecture stands for its usual device; without one it has no figures. Raises
-    UsageError."""
+    """The data sheet of the request's device, with its compute `units` and its name by the `driver`. That
+    of an architecture is its usual device's, or has no figures. Raises UsageError."""
     arch, known = named_architecture(request.arch), engines.archs(request.engine)
     if arch not in known:
         raise UsageError(
@@ -238,11 +232,11 @@ def _device(request: EngineRequest) -> Mapping[str, Any]:
 
 
 def shares(calls: Sequence[Call], request: EngineRequest) -> list[float]:
-    """The part of the time of all steps that each call takes, at the least time that the data sheet allows;
-    without a data sheet the time of reading its bytes counts. All steps of a sweep count alike. Raises
-    UsageError."""
+    """The part of the time of all steps that each call takes, 0..1. The time of a call is the least that the
+    device's data sheet allows. All steps of a sweep count alike. Raises UsageError."""
     device = _device(request)
     rates = {dtype: tflops * 1e12 for dtype, tflops in device.get("tflops", {}).items()}
+    # Without a data sheet the bytes that a call reads decide alone.
     limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
     calls_s = [call.times * _least_s(call, device["arch"], limits) for call in calls]
     steps_s: dict[str, float] = defaultdict(float)
@@ -254,9 +248,10 @@ def shares(calls: Sequence[Call], request: EngineRequest) -> list[float]:
 def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
     """Seconds of a call at the device's limits, if all experts are picked equally often."""
     op, sizes, scale = kernels.OPS[call.op], call.sizes, 1.0
-    if call.rows:  # of the experts
-        scale = max(call.rows, MOST_TOKENS) / MOST_TOKENS
-        sizes = sizes | {"tokens": min(call.rows, MOST_TOKENS), "routing": "balanced"}
+    if call.rows:  # a call of the experts, whose work is that of the tokens that picked one of them
+        tokens = min(call.rows, MOST_TOKENS)
+        scale = call.rows / tokens  # above MOST_TOKENS the time grows with the tokens
+        sizes = sizes | {"tokens": tokens, "routing": "balanced"}
     return scale * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
 
 
@@ -268,11 +263,12 @@ def _choice(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size
 
 
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
-    """share: of the time of all steps, 0..1"""
+    """What the engine runs for a call, and what its table holds. share: see Shape"""
     op = kernels.OPS[call.op]
     sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
     choice = _choice(request, arch, call.op, sizes)
-    if call.op == "mha_prefill" and not (choice and choice.row):  # an engine may cast q, k and v
+    if call.op == "mha_prefill" and not (choice and choice.row):
+        # The engine may have a row for FP8 alone: it then casts q, k and v before the call.
         fp8_sizes = op.case({**sizes, "dtype": "fp8"}).sizes
         fp8_choice = _choice(request, arch, call.op, fp8_sizes)
         if fp8_choice and fp8_choice.row:
@@ -284,8 +280,7 @@ def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: 
 
 
 def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
-    """Known defects of a row in the version of its library that was read here. If the version is unknown, the
-    newest version for which the row was written counts."""
+    """Defects of a row in the version of its library that was read; else in the newest it was written for."""
     row = next(row for row in kernels.implementations(op) if row.name == name)
     package = row.library or row.provider
     version = tables.files(package).version if package in LIBRARIES else ""
@@ -295,7 +290,7 @@ def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: L
     return tuple(f"{defect.issue}: {defect.symptom}" for defect in defects)
 
 
-def _without_effect(request: EngineRequest, arch: str, shapes: Sequence[Shape]) -> Iterator[str]:
+def _notes_on_settings(request: EngineRequest, arch: str, shapes: Sequence[Shape]) -> Iterator[str]:
     """A line for each setting that changes nothing, or of which it is not known what it changes."""
     known = known_settings(request.engine, list(kernels.OPS), arch)
     for name, value in request.given.items():
@@ -317,7 +312,7 @@ def _without_effect(request: EngineRequest, arch: str, shapes: Sequence[Shape]) 
             yield f"{as_given(name, value)} changes nothing here"
 
 
-def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
+def _notes_on_libraries(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
     """A line for each library of the request that no shape asks, and one where the engine's tables are of
     another release than its recorded choices. libraries: those that some shape asks, with their versions"""
     for name in request.paths:
@@ -329,8 +324,8 @@ def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> 
         yield f"what {request.engine} runs was read in {version}; the tables are those of {of_tables}"
 
 
-def _read_for_r1(request: EngineRequest, tables: Lookups) -> Iterator[str]:
-    """For a model of other sizes than DeepSeek-R1: lines on what was recorded for DeepSeek-R1 alone."""
+def _notes_on_model(request: EngineRequest, tables: Lookups) -> Iterator[str]:
+    """Lines on what was recorded for DeepSeek-R1 alone; none for a model of the same sizes."""
     r1 = model("deepseek-r1")
     if request.model == replace(r1, name=request.model.name, source=request.model.source):
         return
@@ -380,8 +375,7 @@ class Changes:
 
 
 def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
-    """Compares the versions of one library that lie at two paths, a before b. Raises UsageError, also where
-    no shape asks the library."""
+    """Compares two versions of a library, a before b. Raises UsageError, also where no shape asks it."""
     package = _package(a)
     before = engine_view(replace(request, paths={**request.paths, package: a}))
     after = engine_view(replace(request, paths={**request.paths, package: b}))

@@ -45,9 +45,8 @@ def one_line(error: BaseException) -> str:
 
 
 def mistake(error: Exception) -> str:
-    """One line about an invalid input. For an error of pydantic: the place and text of a mistake, a misspelt
-    key before others, and how many more there are (`load.pairs: Input should be ...`). For any other error:
-    `one_line`."""
+    """One line about an invalid input. Of an error of pydantic it has the place and text of one mistake, if
+    possible a misspelt key, and the number of others: `load.pairs: Input should be ... (and 1 more)`."""
     from pydantic import ValidationError
 
     from shapes.names import near

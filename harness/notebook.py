@@ -88,10 +88,9 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     words += option_words({option.replace("_", "-"): value for option, value in options.items()})
     output, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # the command that the run records
-    # Other versions of this plug-in, which differ in the hash at the end of the name, are left out: they
-    # declare the same implementation.
-    hash_at = -len("01234567.py")
-    others = [path for path in plugins.split(os.pathsep) if path and path[:hash_at] != str(plugin)[:hash_at]]
+    # Other versions of this plug-in, with another hash after the last `_`, declare the same implementation.
+    family = str(plugin).rpartition("_")[0]
+    others = [path for path in plugins.split(os.pathsep) if path and path.rpartition("_")[0] != family]
     kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:
         with contextlib.redirect_stdout(output):
@@ -105,9 +104,6 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     path = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH "
     hint = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
     return BenchTable(Path(folder), output.getvalue().lstrip() + hint)
-
-
-# The plug-in
 
 
 def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
@@ -151,7 +147,7 @@ def _define(name: str, value: Any, definitions: dict[str, str]) -> None:
         text = f"import {value.__name__} as {name}"
     elif own_name and module != "__main__" and getattr(sys.modules.get(module), own_name, None) is value:
         text = f"from {module} import {own_name} as {name}"
-    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):  # no module has its name
+    elif own_name and (module == "__main__" or isinstance(made, FunctionType)):  # it cannot be imported
         text = _source_with_names(name, value, definitions)
     else:  # a number, a tuple ...
         text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
@@ -169,8 +165,7 @@ def _undecorated(value: Any) -> Any:
 
 
 def _source_with_names(name: str, value: Any, definitions: dict[str, str]) -> str:
-    """Returns the source of a function or class, and adds the definitions of the names that it uses. Raises
-    UsageError."""
+    """The source of a function or class; adds the definitions of the names in it. Raises UsageError."""
     made = _undecorated(value)
     variables = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
     # Whether the notebook says `from __future__ import annotations`, under which its source was compiled.
@@ -178,7 +173,7 @@ def _source_with_names(name: str, value: Any, definitions: dict[str, str]) -> st
     defined_as = made.__code__.co_name if isinstance(made, FunctionType) else made.__name__
     try:
         text = textwrap.dedent(inspect.getsource(made))
-        # The source makes the whole value if nothing wraps the function besides the decorators in it.
+        # The source gives this value if it has the name and all decorators of the value.
         is_whole = defined_as == name and (made is value or text.startswith("@"))
         code = compile(text, name, "exec", future, dont_inherit=True) if is_whole else None
     except (OSError, TypeError, SyntaxError):
@@ -206,7 +201,7 @@ def _loaded_names(code: CodeType) -> Iterator[str]:
 
 
 def _pickled(name: str, value: Any) -> bytes:
-    """A small value. Raises UsageError for a value of this process, such as a tensor or an open file."""
+    """A pickled value. Raises UsageError if it is large or of this process, as an open file is."""
     with contextlib.suppress(Exception):  # `__reduce__` of a class may raise anything
         data = pickle.dumps(value)
         is_of_process = b"__main__" in data or b"_rebuild_tensor" in data

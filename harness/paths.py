@@ -57,8 +57,8 @@ def command(*words: str | Path) -> str:
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line. True is a flag, a list an option that is given several times; None
-    and False leave an option out."""
+    """Options as words of a command line: for True a flag, for a list the option several times; None and
+    False leave it out."""
     words: list[str] = []
     for name, value in options.items():
         if value is True:

@@ -1,5 +1,5 @@
-"""Progress on stderr: which case a run measures and how long the run will take. A terminal shows one line
-that changes. Elsewhere each case and each stage gets a line, and a long stage one more each minute."""
+"""Progress on stderr: the case and the time that is left, on a terminal in one line that changes. Elsewhere
+each case and each stage gets a line, and a long stage one more each minute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import TextIO
 
 from shapes.case import Case
 
-BESIDE_S = 30.0
-"""An estimate of the seconds that a case takes besides its budget, until the first case has shown it."""
-
+BESIDE_S = 30.0  # the estimated seconds of a case beyond its budget, until the first case is measured
 BEAT_S = 60.0  # seconds between the lines of a stage
 MEASURING = "measuring"  # the stage in which something is timed
 
@@ -43,7 +41,7 @@ class Progress:
         self.expected_end = self.started  # the moment at which the run is expected to end
 
     def case(self, case: Case, to_go: int, budget_s: float) -> None:
-        """Begins a case. `to_go` counts it and the later cases that the budget suffices for."""
+        """Begins a case. to_go: how many cases the budget still suffices for, this one among them"""
         self._end_beat()
         now = time.monotonic()
         case_s = (now - self.started) / self.begun if self.begun else budget_s + BESIDE_S
@@ -72,8 +70,7 @@ class Progress:
             self.beating.start()
 
     def rounds(self, made: int, spent_s: float, budget_s: float, between_blocks: bool = True) -> None:
-        """Shows the number of rounds: in the line of a terminal between blocks, elsewhere each minute. Must
-        not be called during a round."""
+        """Shows the rounds: on a terminal between blocks, elsewhere each minute. Never call it in a round."""
         self.rounds_text = f", {made} rounds, {spent_s:.0f} of {budget_s:.0f} s"
         if self.live and between_blocks:
             self._draw()

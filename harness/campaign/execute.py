@@ -36,8 +36,7 @@ AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
-"""Seconds of the budget that are kept for the end of agents and for the archive, or this part of the budget
-if that is longer."""
+"""Seconds, or the part of the budget if that is longer, that are kept for ending agents and the archive."""
 MOST_BYTES = 16_000_000  # the most bytes of an archive
 BESIDE = (FILE, "tuned", "decision")  # what is archived beside the folders of steps
 LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
@@ -79,15 +78,13 @@ class CommandDone:
 
 @dataclass(frozen=True)
 class CommandOrder:
-    """The order to run `python` with arguments. `{out}` among them is a folder whose files are brought
-    back."""
+    """The order to run `python` with arguments. The files of a folder `{out}` in them are brought back."""
 
     arguments: Sequence[str]
     deadline_s: float  # seconds of wall-clock after which it is killed
 
     def obey(self, agent: Agent) -> CommandDone:
-        """Releases the device first, because the command takes it itself. A command that does not end by
-        itself is killed with all that it started."""
+        """Releases the device, which the command takes itself. Kills a late one and all that it started."""
         agent.release()
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             out = Path(folder) / "out"
@@ -128,8 +125,7 @@ def _environment(agent: Agent) -> dict[str, str]:
 
 @dataclass
 class CommandJob(Job):
-    """A step that runs whole: a Python command, which its device's agent runs. It is done when the command's
-    files are in its folder, `done.json` the last of them."""
+    """A step that runs whole: a command that an agent runs. It is done when `done.json` is in its folder."""
 
     folder: Path
     arguments: Sequence[str]  # `{out}` among them stands for a folder whose files come into this one
@@ -192,8 +188,7 @@ class CampaignOutcome:
 
 
 class CampaignDisplay(RaceDisplay, Protocol):
-    """What a person sees of a campaign: `case` is called for each case of a run or race, and `begin` when all
-    jobs are known."""
+    """What a person sees of a campaign. `case` is called for each case, `begin` when all jobs are known."""
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
         """counts: devices of each type"""

@@ -1,5 +1,4 @@
-"""What a campaign does: its steps, the most valuable first, from a TOML file or by default; and when each
-step would begin and end."""
+"""The steps of a campaign, the most valuable first, and when each of them would begin and end."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
 
 
 def _steps(file: Path) -> list[Step]:
-    """A step for each op and repeat of each table. Raises UsageError for a mistake in the file, an option
-    that the campaign sets, and a name that two steps have."""
+    """A step for each op and repeat of each table. Raises UsageError, also for a name that two steps have."""
     try:
         spec = CampaignSpec.model_validate(read_toml(file))
     except ValidationError as error:
@@ -154,8 +152,9 @@ def _default_name(table: StepTable) -> str:
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 ReadStep = Callable[[Step], Callable[[Platform], Request] | TuneRequest | None]
-"""Reads a step's arguments as its command does. Returns the request of `run` or `toggle` on a platform, the
-request of `tune`, or None for a command that runs whole. Raises UsageError, which names the step."""
+"""Reads a step's arguments as its command does. For `tune` it returns the request. For `run` and `toggle`,
+whose requests depend on the platform, it returns a function that makes one; for a command that runs whole,
+None. Raises UsageError, which names the step."""
 
 
 @dataclass
@@ -195,9 +194,9 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
     if request is None:
         keys, overhead_s = [step.name], step.wall_s(budget_s)
     elif isinstance(request, TuneRequest):
-        request = replace(request, dry_run=True)
-        rows = implementations_here(request, platform)
-        races = [plan_race(row, request, platform) for row in rows]
+        request = replace(request, dry_run=True)  # so that a missing --out is no error
+        tunable = implementations_here(request, platform)
+        races = [plan_race(implementation, request, platform) for implementation in tunable]
         keys = [f"{race.baseline} {case.key}" for race in races for case in race.cases]
         measure_s = races[0].per_case_s if races else 0.0
         overhead_s = expected_overhead_s("", platform.kind)

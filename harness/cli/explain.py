@@ -96,7 +96,7 @@ def explain(
         raise UsageError(f"{run} timed {alone.op}, which is not the op of --change {texts[0]}")
     sides = read_sides(record, name, before, after)
     # What the logs of the server with the change say beyond those of the server without it.
-    log = read_logs([*logs, *sides.logs]).beyond(read_logs(sides.base_logs), sides.names)
+    log = read_logs([*logs, *sides.logs]).of_change(read_logs(sides.base_logs), sides.names)
     steps = steps_in(traces, changes, alone, sides, log)
     if steps:
         ops = steps.ops

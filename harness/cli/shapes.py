@@ -64,5 +64,5 @@ def shapes(
         ("cases", ", ".join(f"{op} {count}" for op, count in counts.items())),
     ]
     if traffic.steps:
-        notes.append(("steps", str(traffic.count())))
+        notes.append(("steps", str(traffic.step_count())))
     show(printed_notes([*notes, ("written", out)]), sys.stdout)

@@ -72,14 +72,14 @@ class CaseOrder:
 
     plan: RunPlan  # with this case alone
     budget_s: float  # for measuring
-    max_s: float  # for measuring, where one round in each block takes longer than the budget
+    max_s: float  # for measuring, if the budget is too short for one round in each block
     deadline_s: float = math.inf  # wall-clock after which the result is of no use
 
     def obey(self, agent: Agent) -> list[Record]:
         own, plan = agent.hold(), self.plan
         case = case_of(plan.record.cases[0])
         if plan.record.race is not None:
-            kernels.import_plugins()  # this process lists the configurations of their implementations
+            kernels.import_plugins()  # the implementation, whose configurations are listed, may be in one
             plan = with_configs(plan, agent.platform, agent.opened.target)
         measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.devices_on_machine)
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
@@ -172,8 +172,7 @@ class ThisMachine:
         return [self.device]
 
     def send(self, id: str, order: Order) -> None:
-        """Sends an order to a device's agent, which has answered the last one. The first order is the device
-        itself, and starts the agent."""
+        """Sends an order to an agent that has answered the last one. The first, a Device, starts it."""
         # Only a case is stopped from here. A campaign's command stops itself at its deadline and is answered.
         deadline_s = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)

@@ -1,5 +1,4 @@
-"""The driver of devices: it gives tasks to agents and takes their answers. If a device fails, hangs or
-leaves, another device measures its case."""
+"""The driver of devices gives tasks to agents and takes answers. Another device redoes what one failed at."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class Task:
 
 @dataclass
 class Job:
-    """Tasks for devices of one type. Subclasses give the orders and record the results; a campaign's plan,
-    which only simulates the tasks, uses this class itself."""
+    """Tasks for devices of one type. Subclasses give orders and record results; a plan simulates it."""
 
     name: str
     type: str
@@ -182,8 +180,7 @@ class Driver:
         self.jobs |= {job.name: job for job in jobs}
 
     def run(self) -> None:
-        """Works until all tasks are done that can be, or the time is up. Raises PoolGone where the pool is
-        gone, and what a job raises that cannot record a result."""
+        """Works until nothing more can be done or the time is up. Raises PoolGone, or what a job raises."""
         self._work(self.ends, self._is_over)
         for member in self.members.values():
             if member.task:
@@ -229,12 +226,12 @@ class Driver:
         if any(member.task for member in members):
             self.idle_since = None
             return False
-        # The devices that have started cannot do what still waits: they are of another type, or failed at it.
         left_s = self.ends - self.clock()
         fitting = [job for job in self.jobs.values() if job.expected_s <= left_s]
         waiting = len([task for job in fitting for task in job.waiting if not task.device])
         if waiting == 0:
             return True
+        # Devices that have started did not take these tasks: they are of another type, or failed at them.
         if self.idle_since is None:
             self.idle_since = self.clock()
         starting = any(not member.opened for member in members)
@@ -296,7 +293,7 @@ class Driver:
                 consequence += f"; {name} is left out, {reason}"
                 self.refused[id] = reason
             self.log(f"{name}: {answer.error}, in {task.key}: {consequence}")
-        elif failed_too_often or not answer.lost:  # an agent that is there would not open it next time either
+        elif failed_too_often or not answer.lost:  # an agent that is still there would only fail again
             self._refuse(member, f"{name}: {answer.error}")
         if answer.lost or id in self.refused:
             self._remove(member)

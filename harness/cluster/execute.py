@@ -23,7 +23,7 @@ from harness.run.plan import Request, RunPlan
 from harness.tune.race import (
     Race,
     RaceDisplay,
-    Row,
+    RaceResult,
     TuneRequest,
     begin_race,
     implementations_here,
@@ -55,8 +55,7 @@ class RunJob(Job):
 
     run: RunCases
     device_count: int = 0
-    """How many devices share the cases. Each of them may measure for the run's budget. 0: only the driver's
-    end limits the run, and each case has `per_case_s`."""
+    """How many devices share the cases, each for the run's budget. 0: only the driver's end limits it."""
     calibrations: Sequence[Calibration] = ()  # of all devices, as far as they are known
 
     def __post_init__(self) -> None:
@@ -69,8 +68,8 @@ class RunJob(Job):
         # The recorded devices and calibrations, those of earlier commands too.
         self.device_records: list[Record] = [*journal.devices(), *journal.calibrations()]
         # Cases that are measured again come last: they failed, and may fail again.
-        self.before = journal.finished()
-        keys = sorted(self.run.left, key=lambda key: key in self.before)
+        self.earlier = journal.finished()  # the records of cases that earlier commands measured
+        keys = sorted(self.run.left, key=lambda key: key in self.earlier)
         self.waiting.extend(Task(self.name, key) for key in keys)
 
     @property
@@ -84,22 +83,22 @@ class RunJob(Job):
     @property
     def statuses(self) -> Counter[str]:
         """How many rows have each status, also of cases that --resume is to measure again and did not."""
-        records = itertools.chain.from_iterable({**self.before, **self.run.finished}.values())
+        records = itertools.chain.from_iterable({**self.earlier, **self.run.finished}.values())
         return Counter(record.status for record in records if isinstance(record, Cell))
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
         plan, spent_s = self.run.plan, self.run.spent_s
-        share_s, most_s = plan.per_case_s, MOST_TIMES * plan.per_case_s
+        budget_s, max_s = plan.per_case_s, MOST_TIMES * plan.per_case_s
         if self.device_count > 0:
-            # The whole budget that is neither spent nor granted.
-            most_s = plan.budget_s * self.device_count - spent_s - sum(self.granted_s.values())
+            # The case may take all of the run's budget that is neither spent nor granted to others.
+            max_s = plan.budget_s * self.device_count - spent_s - sum(self.granted_s.values())
             is_first = spent_s == 0 and not self.granted_s
-            if not is_first and most_s < ENOUGH * plan.per_case_s:
+            if not is_first and max_s < ENOUGH * plan.per_case_s:
                 return None
             unfinished = [self.run.all[waiting.key] for waiting in (task, *self.waiting)]
-            share_s, _ = budget.allowance(most_s, unfinished, plan.per_case_s)
-        self.granted_s[task.key] = share_s
-        return CaseOrder(_of_case(plan, task.key), min(share_s, left_s), min(most_s, left_s), left_s)
+            budget_s, _ = budget.allowance(max_s, unfinished, plan.per_case_s)
+        self.granted_s[task.key] = budget_s
+        return CaseOrder(_of_case(plan, task.key), min(budget_s, left_s), min(max_s, left_s), left_s)
 
     def take_back(self, task: Task) -> None:
         self.granted_s.pop(task.key, None)
@@ -134,8 +133,7 @@ def _of_case(plan: RunPlan, key: str) -> RunPlan:
 
 @dataclass
 class CalibrationJob(Job):
-    """The same cases on each device of a type, with the op's best torch implementation. It shows how far the
-    devices lie apart, before all other cases and after them."""
+    """The same cases on each device of a type, before and after all others, to show how devices differ."""
 
     when: Literal["first", "last"]
     devices: list[OpenedDevice]
@@ -245,9 +243,7 @@ def begin_run(request: Request, device: OpenedDevice, log: Callable[[str], None]
     return begin(plan_run(request, facts.platform), request, facts, log)
 
 
-def race_on_cluster(
-    request: TuneRequest, display: RaceDisplay, pool: Pool | None = None
-) -> tuple[int, list[Row]]:
+def race_on_cluster(request: TuneRequest, display: RaceDisplay, pool: Pool | None = None) -> RaceResult:
     """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool."""
     jobs: list[RunJob] = []
     races: list[Race] = []

@@ -1,5 +1,4 @@
-"""A Ray cluster: joined, or started on this machine; and its devices, with an agent in an actor of Ray's on
-each. Only this file imports Ray."""
+"""A Ray cluster, joined or started here, and the agents of its devices. Only this file imports Ray."""
 
 from __future__ import annotations
 
@@ -30,15 +29,13 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
-"""Where the path of the temporary folder has so many characters, Ray is given another folder: it has sockets
-there, and the path of a socket has at most 107."""
+"""Ray gets another temporary folder if the path is this long: paths of its sockets there have at most 107."""
 HEAD_S = 2.0  # seconds to wait for one connection to the head
 HEAD_GONE_S = 6.0  # after so many seconds without a connection the head is gone
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
-"""Seconds for an actor to begin: its node loads Python and the suite. An actor that takes longer waits for a
-device that another driver has."""
+"""Seconds for a node to load Python and the suite. An actor that takes longer waits for a taken device."""
 BEAT_S = 10.0  # seconds between signs of life that an agent is asked for
 HANG_S = 60.0  # an agent hangs if it gives no sign of life for so many seconds
 
@@ -52,7 +49,7 @@ def join(address: str) -> ModuleType:
             "--cluster needs Ray, which is not installed: python tools/set_up.py --extra cluster"
         )
     is_auto = address == "auto"
-    address = _running() if is_auto else address
+    address = _running_cluster() if is_auto else address
     if address and (reason := _refusal(address)):
         raise UsageError(f"no Ray cluster at {address!r}: {reason}")
     if not address or _is_loopback(address):
@@ -83,9 +80,9 @@ def join(address: str) -> ModuleType:
     return ray
 
 
-def _running() -> str:
-    """The cluster that RAY_ADDRESS names, or else one whose head is this machine; empty if there is none.
-    Another machine's cluster is only joined by its address."""
+def _running_cluster() -> str:
+    """The address in RAY_ADDRESS, or else that of a cluster whose head is this machine; empty if there is
+    none. Another machine's cluster is only joined by its address."""
     if address := os.environ.get("RAY_ADDRESS", ""):
         return address
     file = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
@@ -107,7 +104,7 @@ def _refusal(address: str, seconds: float = 5.0) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether the head answers on this machine only; then Ray must not use the machine's other address."""
+    """Whether the head answers at 127.0.0.1 and not at the address by which other machines reach this one."""
     host, _, port = address.rpartition(":")
     ours = _our_address()
     loopback = socket.gethostbyname(host).startswith("127.")
@@ -169,13 +166,12 @@ class RayAgent(Agent):
 
 
 def _without_niceness() -> list[str]:
-    """Takes back the niceness that Ray gives its processes, for each thread, as Linux has it. Returns a note
-    where that is not allowed."""
+    """Takes back the niceness that Ray gives its processes. Returns a note where that is not allowed."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness <= 0:
         return []
     try:
-        for thread in Path("/proc/self/task").glob("[0-9]*"):
+        for thread in Path("/proc/self/task").glob("[0-9]*"):  # on Linux each thread has its own niceness
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
     except OSError:
         return [f"Ray runs it at niceness {niceness}: start its node with RAY_worker_niceness=0"]
@@ -245,9 +241,9 @@ class RayPool:
         working = {actor.task: id for id, actor in self.actors.items() if actor.task is not None}
         if not working:
             time.sleep(min(timeout_s, 0.2))
-            return self._silent()
+            return self._check_life()
         ready, _ = self.ray.wait(list(working), timeout=timeout_s)
-        return [*(self._answer(working[reference]) for reference in ready), *self._silent()]
+        return [*(self._answer(working[reference]) for reference in ready), *self._check_life()]
 
     def _answer(self, id: str) -> Answer:
         task = self.actors[id].task
@@ -257,8 +253,9 @@ class RayPool:
         except self.ray.exceptions.RayError as error:
             return Answer(id, None, f"its agent is gone ({_cause(error)})", lost=True)
 
-    def _silent(self) -> list[Answer]:
-        """Answers for agents that gave no sign of life for too long, or that cannot begin."""
+    def _check_life(self) -> list[Answer]:
+        """Asks agents for the next sign of life where the last one came. Returns answers for those that gave
+        none for too long or cannot begin."""
         now = time.monotonic()
         silent = []
         for id, actor in self.actors.items():

@@ -40,7 +40,7 @@ class KernelLaunch:
     kernel: str  # `module:name`
     arch: str
     data: str  # JSON for JITFunction.preload: types, constants, alignments, options
-    why_older: str = ""  # why an older matrix instruction is good enough for it; empty: none is
+    why_older: str = ""  # why an older matrix instruction may be used; empty: it must not be used
     cases: list[str] = field(default_factory=list)  # texts of the cases whose calls launch it
 
     @property
@@ -70,8 +70,8 @@ class KernelLaunch:
         return " ".join(f"{name}={kind}{marks.get(index, '')}" for index, name, kind in variables)
 
 
-def shipped(op: str) -> list[Case]:
-    """The cases of all suites, each once."""
+def cases_of_suites(op: str) -> list[Case]:
+    """The op's cases in all suites, each once."""
     cases = [case for suite in suites().values() for case in suite.cases(op)]
     return list({case.text: case for case in cases}.values())
 
@@ -126,9 +126,9 @@ def launches_of(
 def _call(
     op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> Mapping[str, torch.Tensor]:
-    """Calls an implementation on operands of its boundary. Of a wider boundary, calls it on the narrowed
-    operands, and then the op's step, which writes what that call reads. Returns the live tensors of the
-    operands, by name. Raises Unsupported."""
+    """Calls an implementation. If the operands are of a wider boundary, it is prepared and called on the
+    narrowed ones first: the op's step, called then, writes to the tensors that this call reads. Returns the
+    live tensors of the operands, by name. Raises Unsupported."""
     if operands.boundary in implementation.boundaries:
         prepared = implementation.prepare_for(on.target, operands, op.empty_output(sizes, "meta"))
         prepared.call()

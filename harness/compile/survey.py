@@ -1,4 +1,4 @@
-"""The survey of compiled kernels: what runs launch on each target, and why a kernel must not be shipped."""
+"""The survey of compiled kernels: which ones `run` launches on each target, and which must not be shipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from harness.catalogue.architectures import Architecture, architectures
 from harness.compile.compiler import CompileEach, Resources, compile_all
-from harness.compile.launches import KernelLaunch, launches, shipped
+from harness.compile.launches import KernelLaunch, cases_of_suites, launches
 from harness.errors import NothingRan, UsageError
 from harness.files import JsonObject
 from harness.paths import DATA
@@ -48,7 +48,7 @@ def compiled_rows(
     """A row for each kernel, configuration and target, as in `compile --json`."""
     all_launches: list[KernelLaunch] = []
     for op in ops:
-        cases = shipped(op)
+        cases = cases_of_suites(op)
         for target in targets:
             made = launches(op, target, cases)
             if not made:
@@ -135,28 +135,28 @@ def _waves(resources: Resources, architecture: Architecture) -> int:
 
 
 def _products(launch: KernelLaunch, resources: Resources, architecture: Architecture) -> Iterator[str]:
-    """Why products are slow, a line each. A product needs an instruction of its dtype and of full rate or, if
-    its tile has too few rows for that, the older instruction that its implementation declares."""
+    """Why products are slow, a line each. A product needs the architecture's fast instruction for its dtype.
+    If its tile has fewer rows than that instruction, an older one suffices that it declares."""
+
+    def has(pattern: str) -> bool:
+        """Whether the code has a matrix instruction of a pattern."""
+        return any(re.fullmatch(pattern, instruction) for instruction in resources.matrix_instructions)
+
     for product in resources.products:
         tile = f"{product.m}x{product.n}x{product.k} in {product.dtype}"
         fast = architecture.instructions.get(product.dtype)
         has_rows = product.m >= architecture.rows
         if fast is None:
             yield f"multiplies {tile}, for which {architecture.arch} has no fast instruction"
-        elif _any(fast, resources):
+        elif has(fast):
             continue
         elif has_rows or product.dtype not in architecture.older:
             yield f"multiplies {tile} without {architecture.arch}'s instruction for it"
         elif not launch.why_older:
             yield f"multiplies {tile}, fewer rows than {architecture.arch}'s instruction has, undeclared"
-        elif not _any(architecture.older[product.dtype], resources):
+        elif not has(architecture.older[product.dtype]):
             yield f"multiplies {tile} without the older instruction that it declares"
     if resources.products and all(product.m >= architecture.rows for product in resources.products):
         for older in set(architecture.older.values()):
-            if _any(older, resources):
+            if has(older):
                 yield f"has {older} where all tiles have the rows of {architecture.arch}'s instructions"
-
-
-def _any(pattern: str, resources: Resources) -> bool:
-    """Whether the code has a matrix instruction of a pattern."""
-    return any(re.fullmatch(pattern, instruction) for instruction in resources.matrix_instructions)

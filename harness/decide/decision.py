@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from harness.decide.choices import Launches, LaunchSettings, Pair, compared_rows, launch_text
+from harness.decide.choices import Launches, LaunchSettings, Pair, compare_rows, launch_text
 from harness.decide.measured import Row
-from harness.decide.mix import Mix, Weighed
+from harness.decide.mix import Mix, WeighedCase
 from harness.report.text import grouped
 from harness.serving.link.kernel_times import AXES
 from harness.statistics.intervals import CONFIDENCE
@@ -32,17 +32,14 @@ from shapes.case import text_of
 from shapes.lengths import parse_span
 
 MARGIN = 0.01
-"""The share of the time of a step that a launch must save. `serving ab` needs 12 pairs of launches to see 1 %
-of TPOT (docs/serving-ab.md)."""
-LEAST = 0.25
-"""The part of the margin that a choice must save to be a part of a launch."""
-NO_ROW = "no row does what"
-"""How the reason begins where the suite has no implementation to measure."""
+"""The share of a step's time that a launch must save: `serving ab` sees 1 % of TPOT with 12 pairs."""
+LEAST = 0.25  # the part of the margin that a choice must save to be a part of a launch
+NO_ROW = "no row does what"  # how the reason begins where the suite has no implementation to measure
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A choice against the default."""
+class Choice:
+    """A choice, compared with the default."""
 
     settings: LaunchSettings
     op: str  # empty where the choice is for all ops
@@ -67,8 +64,7 @@ class Compared:
         return self.is_complete and self.verdict == "faster"
 
     def credit_us(self, margin: float) -> float:
-        """The time that a launch with this choice counts as saved; minus infinity where it could not be
-        compared."""
+        """The time that a launch counts as saved by it; minus infinity where it could not be compared."""
         if not self.is_complete:
             return -math.inf
         counts = self.is_clear and self.share >= LEAST * margin
@@ -82,8 +78,9 @@ class Compared:
             return None
         if comparison.low <= 0 or not math.isfinite(comparison.high):
             return None
-        pairs_share = self.share / (1 - 1 / comparison.ratio)  # the default's time in the pairs over a step's
-        return pairs_share * (1 - 1 / comparison.low), pairs_share * (1 - 1 / comparison.high)
+        # `share` is the part of a step that the pairs take by default, times 1 - 1 / ratio.
+        part = self.share / (1 - 1 / comparison.ratio)
+        return part * (1 - 1 / comparison.low), part * (1 - 1 / comparison.high)
 
 
 @dataclass(frozen=True)
@@ -105,13 +102,13 @@ class Crossover:
 class BestCase:
     """The fastest row that the engine can be made to run for a case."""
 
-    case: Weighed
+    case: WeighedCase
     chosen: Pair  # the default and the row of the decision
     fastest: Pair  # the default and the fastest row
     settings: LaunchSettings  # with which the engine runs the fastest row
     clear: bool  # whether that is clearly faster than the row of the decision
-    beyond: Row | None  # the fastest row that no flag of the engine runs, where it is clearly faster
-    beyond_us: float  # its time
+    no_flag: Row | None  # the fastest row that no flag of the engine runs, where it is clearly faster
+    no_flag_us: float  # its time
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,8 @@ class Decision:
 
     launches: Launches
     chosen: LaunchSettings  # what is to be set; empty where the default is left
-    gain: Compared | None  # of the chosen launch, all ops together; None where the default is left
-    choices: Sequence[Compared]  # of each op; of several choices that run the same rows, the first
+    gain: Choice | None  # of the chosen launch, all ops together; None where the default is left
+    choices: Sequence[Choice]  # of each op; of several choices that run the same rows, the first
     cases: Sequence[BestCase]
     crossovers: Sequence[Crossover]
     undecided: Mapping[str, str]  # cases in which the default itself has no time, with the reason
@@ -134,17 +131,17 @@ class Decision:
         return self.launches.mix
 
     @property
-    def compared(self) -> list[Compared]:
+    def compared(self) -> list[Choice]:
         """The choices that could be compared; the choice that saves most comes first."""
         complete = [choice for choice in self.choices if choice.is_complete]
         return sorted(complete, key=lambda choice: -choice.saved_us)
 
     @property
-    def taken(self) -> list[Compared]:
+    def taken(self) -> list[Choice]:
         """The choices that the chosen launch makes."""
         return self.made_by(self.chosen)
 
-    def made_by(self, settings: LaunchSettings) -> list[Compared]:
+    def made_by(self, settings: LaunchSettings) -> list[Choice]:
         """The choices that a launch makes, of those that could be compared."""
 
         def runs(pair: Pair) -> bool:
@@ -161,25 +158,31 @@ class Decision:
         return chosen_us / fastest_us - 1 if fastest_us else 0.0
 
 
-def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
-    """margin: see MARGIN; confidence: with which all comparisons hold together"""
+SwappedRows = frozenset[tuple[object, object]]
+"""For each case in which a launch swaps the row: its key, and the new row's id or, untimed, its name."""
+Swaps = tuple[str, SwappedRows]
+"""An op and what is swapped in its cases. Launches with equal swaps in an op make the same choice for it."""
+
+
+def decide(launches: Launches, margin: float = MARGIN) -> Decision:
+    """Compares all choices of all launches with the default and decides. margin: see MARGIN"""
     by_op = grouped(launches.decidable, lambda case: case.op)
     failing: dict[str, str] = {}
-    swaps_of_launches: list[tuple[LaunchSettings, list[Swaps]]] = []  # of those with which the server runs
+    swaps_of_launches: list[tuple[LaunchSettings, list[Swaps]]] = []  # of the launches that do not fail
     for settings in _merged(launches, by_op):
         if why := launches.fails(settings):
             failing[launch_text(settings)] = why
         else:
             of_ops = [(op, _swapped_rows(launches, cases, settings)) for op, cases in by_op.items()]
             swaps_of_launches.append((settings, [(op, rows) for op, rows in of_ops if rows]))
-    compared = _together(launches, by_op, swaps_of_launches, confidence)
+    choices = _choices(launches, by_op, swaps_of_launches)
 
-    def best(worth_us: Callable[[Compared], float]) -> tuple[float, LaunchSettings]:
+    def best(worth_us: Callable[[Choice], float]) -> tuple[float, LaunchSettings]:
         """The launch whose choices are worth most together, and what they are worth."""
         best_us = 0.0
         best_settings: LaunchSettings = {}
         for settings, swaps_of_launch in swaps_of_launches:
-            us = sum(worth_us(compared[swaps]) for swaps in swaps_of_launch)
+            us = sum(worth_us(choices[swaps]) for swaps in swaps_of_launch)
             if (us, -len(settings)) > (best_us, -len(best_settings)):
                 best_us, best_settings = us, settings
         return best_us, best_settings
@@ -190,14 +193,14 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     if saved_us < margin * launches.step_us:
         chosen = {}
     elif chosen:
-        strictest = max(choice.confidence for choice in compared.values())
-        gain = _compared(launches, "", launches.decidable, chosen, strictest)
+        strictest = max(choice.confidence for choice in choices.values())
+        gain = _choice(launches, "", launches.decidable, chosen, strictest)
     cases = launches.decidable
     # All comparisons of single cases hold together (Bonferroni).
-    case_confidence = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
+    case_confidence = 1 - (1 - CONFIDENCE) / max(1, len(cases) * len(launches.candidates))
     undecided = [case for case in launches.mix.cases if not launches.pair(case, {})]
     return Decision(
-        launches, chosen, gain, choices=list(compared.values()),
+        launches, chosen, gain, choices=list(choices.values()),
         cases=[_best_case(launches, case, chosen, case_confidence) for case in cases],
         crossovers=list(_crossovers(launches, cases, case_confidence)),
         undecided={case.text: _why(launches, case, {}) for case in undecided},
@@ -205,17 +208,9 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
     )  # fmt: skip
 
 
-SwappedRows = frozenset[tuple[object, object]]
-"""The cases in which a launch runs another row than the default, each with that row's identity if it was
-timed, else with its name."""
-Swaps = tuple[str, SwappedRows]
-"""An op and what is swapped in its cases, by which a choice is known. Launches with equal swaps in an op make
-the same choice."""
-
-
-def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[LaunchSettings]:
-    """The candidates and their combinations, with the fewest settings first. A combination sets for each op
-    what one candidate sets, or what two set of which a run varied the second (`toggle`)."""
+def _merged(launches: Launches, by_op: Mapping[str, Sequence[WeighedCase]]) -> list[LaunchSettings]:
+    """The candidates and their combinations, with the fewest settings first. A combination has for each op at
+    most one candidate, with or without one more that a run of `toggle` measured."""
     merged: list[LaunchSettings] = [{}]
     varied = [settings for settings in launches.candidates if settings in launches.measured.settings]
     for cases in by_op.values():
@@ -231,7 +226,7 @@ def _agree(first: LaunchSettings, second: LaunchSettings) -> bool:
     return all(second.get(name, value) == value for name, value in first.items())
 
 
-def _swapped_rows(launches: Launches, cases: Sequence[Weighed], settings: LaunchSettings) -> SwappedRows:
+def _swapped_rows(launches: Launches, cases: Sequence[WeighedCase], settings: LaunchSettings) -> SwappedRows:
     """Empty where all cases run as by default."""
     differing = [(case, launches.pair(case, settings)) for case in cases if launches.differs(case, settings)]
     return frozenset(
@@ -241,50 +236,51 @@ def _swapped_rows(launches: Launches, cases: Sequence[Weighed], settings: Launch
     )
 
 
-def _why(launches: Launches, case: Weighed, settings: LaunchSettings) -> str:
+def _why(launches: Launches, case: WeighedCase, settings: LaunchSettings) -> str:
     """Why a case has no time with these settings, or none beside the default's."""
-    entry = launches.engine_default(case, settings)
-    if entry is None:
+    rule = launches.rule(case, settings)
+    if rule is None:
         return f"what {launches.engine} runs is not known"
-    if not entry.row:
-        return f"{NO_ROW} {launches.engine} does: {entry.why}"
+    if not rule.row:
+        return f"{NO_ROW} {launches.engine} does: {rule.why}"
     for sheet in launches.sheets(case):
-        if reason := sheet.untimed.get(entry.row):
-            return f"{entry.row} is {reason}"
-    rows = [row for sheet in launches.sheets(case) for row in sheet.rows if row.cell.impl == entry.row]
+        if reason := sheet.untimed.get(rule.row):
+            return f"{rule.row} is {reason}"
+    rows = [row for sheet in launches.sheets(case) for row in sheet.rows if row.cell.impl == rule.row]
     if not rows:
-        return f"{entry.row} was not measured"
+        return f"{rule.row} was not measured"
     settings_of_rows = ({name: value for name, value in row.variables.items() if value} for row in rows)
     timed = dict.fromkeys(map(launch_text, settings_of_rows))
     if not settings and "the default" not in timed:
-        return f"{entry.row} was timed under {' and '.join(timed)} alone: --with takes what is set as given"
-    return f"{entry.row} was not measured beside the default in one run, boundary and launch mode"
+        return f"{rule.row} was timed under {' and '.join(timed)} alone: --with takes what is set as given"
+    return f"{rule.row} was not measured beside the default in one run, boundary and launch mode"
 
 
-def _together(
-    launches: Launches, by_op: Mapping[str, Sequence[Weighed]],
-    swaps_of_launches: Sequence[tuple[LaunchSettings, Sequence[Swaps]]], confidence: float,
-) -> dict[Swaps, Compared]:  # fmt: skip
-    """All choices, each at a confidence at which they hold together. The choices that are clear leave their
-    share of the error to the others (Holm, see harness.statistics.multiple)."""
+def _choices(
+    launches: Launches, by_op: Mapping[str, Sequence[WeighedCase]],
+    swaps_of_launches: Sequence[tuple[LaunchSettings, Sequence[Swaps]]],
+) -> dict[Swaps, Choice]:  # fmt: skip
+    """All choices, each at a confidence at which all hold together. The error of 1 - CONFIDENCE is shared by
+    the choices that are not clear. So each that becomes clear leaves more to the others, which are compared
+    anew (Holm, see harness.statistics.multiple)."""
     settings_of: dict[Swaps, LaunchSettings] = {}  # the first, where several launches make a choice
     for settings, swaps_of_launch in swaps_of_launches:
         for swaps in swaps_of_launch:
             settings_of.setdefault(swaps, settings)
-    compared: dict[Swaps, Compared] = {}
-    unclear, sharing = [*settings_of], 0  # how many share the error
-    while unclear and len(unclear) != sharing:  # as long as some become clear
-        sharing = len(unclear)
-        shared = 1 - (1 - confidence) / sharing
+    choices: dict[Swaps, Choice] = {}
+    unclear, before = [*settings_of], 0
+    while unclear and len(unclear) != before:
+        before = len(unclear)
+        confidence = 1 - (1 - CONFIDENCE) / before
         for op, rows in unclear:
-            compared[op, rows] = _compared(launches, op, by_op[op], settings_of[op, rows], shared)
-        unclear = [swaps for swaps in unclear if compared[swaps].verdict not in ("faster", "slower")]
-    return compared
+            choices[op, rows] = _choice(launches, op, by_op[op], settings_of[op, rows], confidence)
+        unclear = [swaps for swaps in unclear if choices[swaps].verdict not in ("faster", "slower")]
+    return choices
 
 
-def _compared(
-    launches: Launches, op: str, cases: Sequence[Weighed], settings: LaunchSettings, confidence: float
-) -> Compared:
+def _choice(
+    launches: Launches, op: str, cases: Sequence[WeighedCase], settings: LaunchSettings, confidence: float
+) -> Choice:
     pairs: list[Pair] = []
     missing: dict[str, str] = {}
     for case in cases:
@@ -296,17 +292,17 @@ def _compared(
         elif not pair.is_unchanged:
             pairs.append(pair)
     if not pairs:
-        return Compared(settings, op, pairs, missing, None)
+        return Choice(settings, op, pairs, missing, None)
     before = sum(pair.case.calls * pair.us for pair in pairs)
     noise = sum(pair.case.calls * pair.us * pair.sheet.noise for pair in pairs) / before
     series = [pair.series(pair.case.calls) for pair in pairs]
     comparison = total_ratio(series, noise=noise, confidence=confidence)
     saved_us = before * (1 - 1 / comparison.ratio)
     share = saved_us / launches.step_us
-    return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved_us, share)
+    return Choice(settings, op, pairs, missing, comparison, noise, confidence, saved_us, share)
 
 
-def _best_case(launches: Launches, case: Weighed, chosen: LaunchSettings, confidence: float) -> BestCase:
+def _best_case(launches: Launches, case: WeighedCase, chosen: LaunchSettings, confidence: float) -> BestCase:
     pair = launches.pair(case, chosen)
     default = launches.pair(case, {})
     assert pair and default
@@ -317,21 +313,21 @@ def _best_case(launches: Launches, case: Weighed, chosen: LaunchSettings, confid
         if other and other.new_us < fastest.new_us and not launches.fails(other_settings):
             fastest, settings = other, other_settings
     clear = fastest.new is not pair.new and _leads(fastest, pair, confidence)
-    beyond, beyond_us = None, fastest.new_us
-    flagged = {entry.row for entry in engines.entries(launches.engine, case.op, launches.measured.arch)}
+    no_flag, no_flag_us = None, fastest.new_us
+    of_rules = {rule.row for rule in engines.entries(launches.engine, case.op, launches.measured.arch)}
     for row in default.sheet.rows:
-        if row.cell.launch == default.old.cell.launch and row.cell.impl not in flagged:
-            comparison = compared_rows(default.sheet, row, default.old, confidence)
+        if row.cell.launch == default.old.cell.launch and row.cell.impl not in of_rules:
+            comparison = compare_rows(default.sheet, row, default.old, confidence)
             us = default.us / comparison.ratio
-            if comparison.verdict == "faster" and us < beyond_us:
-                beyond, beyond_us = row, us
-    return BestCase(case, pair, fastest, settings, clear, beyond, beyond_us)
+            if comparison.verdict == "faster" and us < no_flag_us:
+                no_flag, no_flag_us = row, us
+    return BestCase(case, pair, fastest, settings, clear, no_flag, no_flag_us)
 
 
 def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
     """Whether a row is clearly faster than another one that was measured in the same rounds."""
     in_same_rounds = fast.sheet is slow.sheet
-    return in_same_rounds and compared_rows(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
+    return in_same_rounds and compare_rows(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
 
 
 class Point(NamedTuple):
@@ -345,7 +341,7 @@ class Point(NamedTuple):
         return next(iter(self.rows))
 
 
-def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float) -> Iterator[Crossover]:
+def _crossovers(launches: Launches, cases: Sequence[WeighedCase], confidence: float) -> Iterator[Crossover]:
     """Crossovers along each size that grows with the load, between cases whose other sizes are equal."""
     for op, of_op in grouped(cases, lambda case: case.op).items():
         _, growing = AXES[op]
@@ -361,9 +357,8 @@ def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float)
                         yield _crossing(op, fixed, size, low, high, confidence)
 
 
-def _fastest_first(launches: Launches, case: Weighed) -> dict[str, Pair]:
-    """What the engine can be made to run for a case, by the row's name, or its settings where a run varied
-    variables."""
+def _fastest_first(launches: Launches, case: WeighedCase) -> dict[str, Pair]:
+    """What the engine can be made to run for a case, by the row's name, or by variables that a run set."""
     rows: dict[str, Pair] = {}
     for settings in ({}, *launches.candidates):
         pair = launches.pair(case, settings)

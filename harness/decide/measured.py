@@ -15,14 +15,10 @@ from harness.results.schema import Cell, PlannedCase, Run
 from shapes.case import Size, text_of
 
 BOUNDARIES = ("with_quant", "core", "with_routing")
-"""The boundaries, the most telling first: engines quantise activations in each step, and routing is no part
-of the row that an engine chooses."""
-LAUNCH_MODES = ("graph", "eager")
-"""The launch modes; the first in which the default has a time counts: engines decode in graphs."""
-SERVING = "serving"
-"""The cache mode of times that are compared where any run has it."""
-CaseKey = tuple[str, str]
-"""The op and the sizes as text. The boundary is not in it."""
+"""The most telling first: engines quantise in each step, and routing is no part of the chosen row."""
+LAUNCH_MODES = ("graph", "eager")  # the first in which the default has a time counts
+SERVING = "serving"  # the cache mode of times that are compared where any run has it
+CaseKey = tuple[str, str]  # the op and the sizes as text, without the boundary
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Sheet:
     noise: float
 
     def find(self, name: str, settings: Mapping[str, str], mode: str) -> Row | None:
-        """The row of an implementation in a launch mode, under those of the settings that the run varied."""
+        """The row of an implementation in a launch mode whose varied variables are those of the settings."""
         for row in [row for row in self.rows if row.cell.impl == name and row.cell.launch == mode]:
             if all(row.variables.get(variable) == settings.get(variable) for variable in self.varied):
                 return row
@@ -81,12 +77,11 @@ class Measured:
 
 
 def read_measured(paths: Sequence[str]) -> Measured:
-    """Raises UsageError where a run cannot be read, and where runs are of several machines or have no
-    times."""
+    """Raises UsageError for a run that cannot be read, for several machines, and where there are no times."""
     folders = list(dict.fromkeys(folder for path in paths for folder in run_folders(path)))
     recorded_runs = [read(str(folder)) for folder in folders]
-    cache_modes = [recorded.run.cache for recorded in recorded_runs]
-    cache = cache_modes[0] if cache_modes and SERVING not in cache_modes else SERVING
+    cache_modes = [recorded.run.cache for recorded in recorded_runs] or [SERVING]
+    cache = SERVING if SERVING in cache_modes else cache_modes[0]
     sheets: dict[CaseKey, list[Sheet]] = {}
     devices: dict[tuple[str, str], Path] = {}
     notes = [] if cache == SERVING else [f"times are of {cache} caches, which no server has"]
@@ -117,8 +112,7 @@ def read_measured(paths: Sequence[str]) -> Measured:
 
 
 def _sheet(recorded: RecordedRun, case: PlannedCase, cells: Sequence[Cell]) -> Sheet:
-    """The cells of a case, apart from those with a configuration that a user asked for: an engine does not
-    take it by itself."""
+    """The cells of a case, without those with a configuration of the user's: no engine takes it by itself."""
     settings = recorded.run.settings
     timed = [cell for cell in cells if cell.time_us and cell.samples.seconds and cell.config is None]
     rows = [Row(cell, settings.get(cell.setting, {})) for cell in timed]
@@ -129,7 +123,7 @@ def _sheet(recorded: RecordedRun, case: PlannedCase, cells: Sequence[Cell]) -> S
 
 
 def _unfit(run: Run, cache: str) -> str:
-    """Why a run is not used, beside runs of this cache mode; empty where it is used."""
+    """Why a run is not used; empty where it is. cache: the cache mode of the runs that are used"""
     if run.trees:
         return "compares revisions"
     if run.op not in kernels.OPS:

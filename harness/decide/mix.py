@@ -25,17 +25,15 @@ from shapes.models import model, named_model
 from shapes.scheduler import Workload, simulate
 from shapes.suites import DEPLOYED, cases_file
 
-BEYOND = 2.0
-"""A factor beyond the measured sizes, up to which the nearest case stands for a call."""
-NEAR = 1.1
-"""A factor between contexts, or lengths of prompts, that count as one."""
+BEYOND = 2.0  # the factor beyond the measured sizes up to which the nearest case stands for a call
+NEAR = 1.1  # the factor between contexts, or lengths of prompts, that count as one
 FIXED = {op: fixed for op, (fixed, _) in AXES.items()}
 FIXED["fused_moe"] += ("routing",)
 """Op -> the sizes in which a call and a case have to agree."""
 
 
 @dataclass
-class Weighed:
+class WeighedCase:
     """A case with its calls in the mean step of the server."""
 
     key: CaseKey
@@ -79,20 +77,20 @@ class Mix:
     """The cases of a decision."""
 
     text: str  # what the weights are, for people
-    cases: Sequence[Weighed]
+    cases: Sequence[WeighedCase]
     counts_calls: bool  # whether weights are calls of a step, so that times of several ops add up
     loads: Sequence[Workload] = ()
     decode_share: float = 0.0  # the share of steps that decode; 0: not known
     prompts: float = 0.0  # the prompts that a mean step prefills; 0: not known
-    uncovered: Sequence[Weighed] = ()  # calls that no measured case stands for
+    uncovered: Sequence[WeighedCase] = ()  # calls that no measured case stands for
     run_options: Sequence[str] = ()  # the options by which `run` measures the calls' cases: a suite or a file
     server_flags: Sequence[str] = ()  # by which the engine serves the model in this deployment
 
     @property
-    def every(self) -> list[Weighed]:
+    def every(self) -> list[WeighedCase]:
         return [*self.cases, *self.uncovered]
 
-    def share_of(self, cases: Iterable[Weighed]) -> float:
+    def share_of(self, cases: Iterable[WeighedCase]) -> float:
         """The part of the four ops' time in a step that these cases have; 1 where weights are not calls."""
         if not self.counts_calls:
             return 1.0
@@ -105,8 +103,7 @@ class Mix:
         return self.share_of(self.cases)
 
 
-USUAL = Workload(3200, 800, 64, 64)
-"""The load of AMD's and dstack's runs, whose shapes the suites have."""
+USUAL = Workload(3200, 800, 64, 64)  # the load of AMD's and dstack's runs, whose shapes the suites have
 PLACE = re.compile(r"(\S+) ((?:(?:tp|dp|ep)\d+ )+)")
 """The beginning of a place that names a model and its split: `deepseek-r1 tp8 decode`."""
 
@@ -208,8 +205,8 @@ def _prefills(op: str, place: str) -> bool:
 
 
 def _mix_of_suites(measured: Measured) -> Mix:
-    """The mix by the weights of suites. They are shares of an op's calls, so they are scaled such that the
-    fastest rows of each op take the same time."""
+    """The mix by the weights of suites. These are shares of the calls of one op, and do not say how often an
+    op is called. So each op is given the same part of the time, by the fastest row of each case."""
     op_us: dict[str, float] = {}
     for (op, _), sheets in measured.sheets.items():
         us = min(row.us for row in sheets[0].rows) if sheets[0].rows else 0.0
@@ -225,10 +222,10 @@ def _mix_of_suites(measured: Measured) -> Mix:
     return Mix(text, cases, counts_calls=False)
 
 
-def _uncounted_cases(measured: Measured) -> list[Weighed]:
+def _uncounted_cases(measured: Measured) -> list[WeighedCase]:
     """The measured cases, without calls."""
     return [
-        Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
+        WeighedCase(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
         for key, sheets in measured.sheets.items()
     ]
 
@@ -242,10 +239,10 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
     for call, share in zip(calls, shares(calls, request), strict=True):
         parts = stand_ins(call, ordered, measured.arch)
         if not parts:
-            new = Weighed((call.op, text_of(call.sizes)), whole_sizes(call.op, call.sizes, measured.arch))
+            new = WeighedCase((call.op, text_of(call.sizes)), whole_sizes(call.op, call.sizes, measured.arch))
             uncovered.append(new)
             parts = [(new, 1.0)]
-        # Beyond the measured sizes a call counts as more than one call of the case, but has its own share.
+        # The parts of a call beyond the measured sizes sum to more than 1, but its share must not grow.
         all_parts = sum(part for _, part in parts)
         for case, part in parts:
             case.share += share * part / all_parts
@@ -258,9 +255,8 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
 
 
 def _server_flags(request: EngineRequest) -> list[str]:
-    """The flags of the engine for the deployment. There are none for DP attention, which takes several that
-    depend on each other, nor for a file of cases, which need not be of the model and ranks that the options
-    name by default."""
+    """The flags of the engine for the deployment. None are given for DP attention, whose flags depend on each
+    other, nor for a file of cases, which may be of another model and other ranks than the defaults."""
     if request.dp_attention or request.cases:
         return []
     if request.engine == "vllm":
@@ -275,7 +271,7 @@ def _server_flags(request: EngineRequest) -> list[str]:
     return flags
 
 
-def _has_default(measured: Measured, request: EngineRequest, case: Weighed) -> bool:
+def _has_default(measured: Measured, request: EngineRequest, case: WeighedCase) -> bool:
     """Whether a run timed the row that the engine runs for the case by default."""
     choice = engines.choices(case.op, measured.arch, case.sizes, request.given).get(request.engine)
     timed = (row.cell.impl for sheet in measured.sheets[case.key] for row in sheet.rows)
@@ -294,7 +290,7 @@ def _run_options(request: EngineRequest, measured: Measured) -> list[str]:
     return ["--suite", suites.get((request.model.name, parallel), general_name)]
 
 
-def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
+def stand_ins(call: Call, cases: Iterable[WeighedCase], arch: str) -> list[tuple[WeighedCase, float]]:
     """The measured cases that stand for a call, each with the part of the call for which it stands. Two sizes
     may grow with the load (`_log_sizes`). Only the cases count that are nearest in the second one. Of these,
     the next smaller and the next larger case in the first size share the call, linearly in logarithms. A call
@@ -302,33 +298,32 @@ def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Wei
     several cases with the same sizes the first counts. Empty where no case is near enough."""
     sizes = whole_sizes(call.op, call.sizes, arch)
     fixed = {name: str(sizes.get(name)) for name in FIXED[call.op]}
-    size, second = _log_sizes(call.op, sizes)
-    alike = []  # first size, distance of the second size to the call's, case
+    log_size, log_second = _log_sizes(call.op, sizes)
+    alike = []  # logarithm of the first size, distance of that of the second to the call's, case
     for case in cases:
         if case.op == call.op and all(str(case.sizes.get(name)) == value for name, value in fixed.items()):
-            case_size, case_second = _log_sizes(case.op, case.sizes)
-            alike.append((case_size, abs(case_second - second), case))
+            case_log_size, case_log_second = _log_sizes(case.op, case.sizes)
+            alike.append((case_log_size, abs(case_log_second - log_second), case))
     nearest = min((distance for _, distance, _ in alike), default=math.inf)
     if nearest > math.log(BEYOND):
         return []
     # Of cases with the same first size the dict keeps the last, so they are reversed.
-    by_size = {at: case for at, distance, case in reversed(alike) if distance <= nearest + math.log(NEAR)}
-    below = max((at for at in by_size if at <= size), default=None)
-    above = min((at for at in by_size if at >= size), default=None)
+    by_log = {log: case for log, distance, case in reversed(alike) if distance <= nearest + math.log(NEAR)}
+    below = max((log for log in by_log if log <= log_size), default=None)
+    above = min((log for log in by_log if log >= log_size), default=None)
     if below is None or above is None:
-        end = min(by_size, key=lambda at: abs(at - size))
-        if abs(end - size) > math.log(BEYOND):
+        end = min(by_log, key=lambda log: abs(log - log_size))
+        if abs(end - log_size) > math.log(BEYOND):
             return []
-        return [(by_size[end], max(1.0, math.exp(size - end)))]
-    if size in by_size:
-        return [(by_size[size], 1.0)]
-    part = (size - below) / (above - below)
-    return [(by_size[below], 1 - part), (by_size[above], part)]
+        return [(by_log[end], max(1.0, math.exp(log_size - end)))]
+    if log_size in by_log:
+        return [(by_log[log_size], 1.0)]
+    part = (log_size - below) / (above - below)
+    return [(by_log[below], 1 - part), (by_log[above], part)]
 
 
 def _log_sizes(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
-    """The logarithms of the two sizes that grow with the load, for a span of its middle; 0 for the second
-    where an op has one such size."""
+    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 for no second size."""
     _, growing = AXES[op]
     logs = [math.log(sum(parse_span(sizes[name])) / 2) for name in growing]
     return logs[0], logs[1] if len(logs) > 1 else 0.0

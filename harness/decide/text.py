@@ -16,8 +16,8 @@ from rich.text import Text
 
 import kernels
 from harness.decide.choices import Launches, launch_text, rows_of, words_of
-from harness.decide.decision import LEAST, NO_ROW, BestCase, Compared, Crossover, Decision
-from harness.decide.mix import Weighed
+from harness.decide.decision import LEAST, NO_ROW, BestCase, Choice, Crossover, Decision
+from harness.decide.mix import WeighedCase
 from harness.decide.worth import Worth
 from harness.engine import as_given
 from harness.files import finite
@@ -34,8 +34,7 @@ from shapes.names import near
 
 SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 SHOWN_CROSSOVERS = 8  # the most that the text shows
-ENOUGH = 0.95
-"""The share of the ops' time with measured cases, from which no more are asked for."""
+ENOUGH = 0.95  # the share of the ops' time with measured cases from which no more are asked for
 MOST_CASES = 12  # the most cases that one command names
 
 
@@ -108,7 +107,7 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
     return Group(*parts)
 
 
-def _row(choice: Compared) -> dict[str, object]:
+def _row(choice: Choice) -> dict[str, object]:
     assert choice.comparison
     return {
         "choice": launch_text(choice.settings), "op": choice.op or "all", "verdict": choice.verdict,
@@ -126,7 +125,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "crossover", crossover_text(crossover)
     if len(decision.crossovers) > SHOWN_CROSSOVERS:
         yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
-    yield from _beyond(decision)
+    yield from _no_flag(decision)
     yield from _also_changed(decision)
     if decision.likely != decision.chosen and _is_open(decision):
         text = f"by the estimates alone {launch_text(decision.likely)} has the least time"
@@ -167,8 +166,7 @@ def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
 
 
 def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
-    """The boundaries and launch modes of the times, and whether the engine's rows are of the release that was
-    read."""
+    """The boundaries and launch modes of the times; a note if rows ran in another release than was read."""
     defaults = [pair for best in decision.cases if (pair := decision.launches.pair(best.case, {}))]
     modes = dict.fromkeys(f"{pair.sheet.case.boundary}, {pair.old.cell.launch}" for pair in defaults)
     if modes:
@@ -198,19 +196,19 @@ def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
             text = f"this launch also swaps rows of {op} in cases without times"
             yield "not compared", f"{text}: {', '.join(swaps)}"
     for op in kernels.OPS:
-        deciding = decision.chosen.keys() & launches.known(op)
+        deciding = decision.chosen.keys() & launches.known_names(op)
         if deciding and op not in cases_by_op:
             text = f"this launch may also swap rows of {op}, of which there is no run"
             yield "not compared", f"{text}: {', '.join(sorted(deciding))}"
 
 
 def _is_open(decision: Decision) -> bool:
-    """Whether more rounds could tell that the launch with the least time by the estimates is to be taken: its
-    choices are not all clear, and save enough at the upper ends of their intervals."""
+    """Whether more rounds could show that the likely launch is to be taken: not all of its choices are clear,
+    and they would save enough if each saved what the upper end of its interval says."""
     choices = decision.made_by(decision.likely)
     unclear = [choice for choice in choices if not choice.is_clear]
     needed_share = decision.margin
-    if decision.chosen:  # clear choices are taken already; the others need save only what makes them a part
+    if decision.chosen:  # The clear choices are taken already, so the question is whether others join them.
         choices, needed_share = unclear, LEAST * decision.margin
     intervals = [choice.share_interval or (0.0, math.inf) for choice in choices]
     return bool(unclear) and sum(high for _, high in intervals) >= needed_share
@@ -234,15 +232,15 @@ def _regret(decision: Decision) -> str:
     return f"this launch takes {text}"
 
 
-def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
+def _no_flag(decision: Decision) -> Iterator[tuple[str, str]]:
     """Rows that are faster than any row that a flag of the engine runs: of each op the one with most lead."""
     engine = decision.launches.engine
-    beaten = [best for best in decision.cases if best.beyond]
+    beaten = [best for best in decision.cases if best.no_flag]
     for op, of_op in grouped(beaten, lambda best: best.case.op).items():
-        most = max(of_op, key=lambda best: best.fastest.new_us / best.beyond_us)
-        assert most.beyond
-        ratio = f"{most.fastest.new_us / most.beyond_us:.2f}x as fast at {most.case.sizes_text}"
-        yield "no flag", f"{op}: {most.beyond.cell.impl} is {ratio}; {engine} is not known to run it"
+        most = max(of_op, key=lambda best: best.fastest.new_us / best.no_flag_us)
+        assert most.no_flag
+        ratio = f"{most.fastest.new_us / most.no_flag_us:.2f}x as fast at {most.case.sizes_text}"
+        yield "no flag", f"{op}: {most.no_flag.cell.impl} is {ratio}; {engine} is not known to run it"
 
 
 def crossover_text(crossover: Crossover) -> str:
@@ -281,7 +279,7 @@ def to_measure(decision: Decision) -> Iterator[str]:
         yield command("toggle" if flags else "run", *flags, *words)
 
 
-def _lacking(decision: Decision) -> Iterator[Weighed]:
+def _lacking(decision: Decision) -> Iterator[WeighedCase]:
     """The cases in which the default, or a choice, has a row that could be measured and has no time."""
     lacking = [(choice.settings, choice.missing) for choice in decision.choices]
     lacking.append(({}, decision.undecided))
@@ -291,13 +289,13 @@ def _lacking(decision: Decision) -> Iterator[Weighed]:
             yield case
 
 
-def _measurable(launches: Launches, case: Weighed, settings: Mapping[str, str]) -> str:
+def _measurable(launches: Launches, case: WeighedCase, settings: Mapping[str, str]) -> str:
     """The row that runs; empty where there is none, or where a run could not time it."""
     name = launches.row_name(case, settings)
     return "" if any(name in sheet.untimed for sheet in launches.sheets(case)) else name
 
 
-def _case_options(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
+def _case_options(decision: Decision, cases: Sequence[WeighedCase]) -> list[str]:
     """The options by which `run` measures these cases: the suite or file that has all, or the first cases."""
     sheets = [decision.launches.sheets(case) for case in cases]
     suites = {of_case[0].suite if of_case else "" for of_case in sheets}
@@ -331,13 +329,13 @@ def snippet(decision: Decision) -> Iterator[str]:
         yield f"# flags = {json.dumps(' '.join(flags))}"
 
 
-def _source(decision: Decision, choice: Compared) -> str:
-    """Where the engine decides it, and what that code says."""
+def _source(decision: Decision, choice: Choice) -> str:
+    """The line of the engine's code that makes it run the new row, and why, in brackets; empty if unknown."""
     pair = choice.pairs[0]
-    entry = decision.launches.engine_default(pair.case, decision.chosen)
-    if entry is None or pair.old.cell.impl == pair.new.cell.impl:
+    rule = decision.launches.rule(pair.case, decision.chosen)
+    if rule is None or pair.old.cell.impl == pair.new.cell.impl:
         return ""
-    return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})"
+    return f" ({rule.file.rpartition('/')[2]}:{rule.line}: {rule.why})"
 
 
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
@@ -352,9 +350,9 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
         "leave_it": not decision.chosen if decision.compared else None,
         **_settings_of(decision.chosen), "files": files,
-        "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
-        "regret": decision.regret, "choices": [_compared(choice) for choice in decision.choices],
-        "taken": [_compared(choice) for choice in decision.taken],
+        "gain": _choice_facts(decision.gain) if decision.gain else None, "margin": decision.margin,
+        "regret": decision.regret, "choices": [_choice_facts(choice) for choice in decision.choices],
+        "taken": [_choice_facts(choice) for choice in decision.taken],
         "crossovers": [asdict(crossover) for crossover in decision.crossovers],
         "cases": [_case(best) for best in decision.cases],
         "not_decided": dict(decision.undecided),
@@ -375,11 +373,11 @@ def _case(best: BestCase) -> dict[str, Any]:
         "op": case.op, "case": case.sizes_text, "decode_calls": case.decode, "prefill_calls": case.prefill,
         "row": chosen.new.cell.impl, "us": chosen.new_us, "best_row": fastest.new.cell.impl,
         "best_us": fastest.new_us, "best_is_faster": best.clear,
-        "no_flag": best.beyond.cell.impl if best.beyond else None,
+        "no_flag": best.no_flag.cell.impl if best.no_flag else None,
     }  # fmt: skip
 
 
-def _compared(choice: Compared) -> dict[str, Any]:
+def _choice_facts(choice: Choice) -> dict[str, Any]:
     comparison = choice.comparison
     return {
         **_settings_of(choice.settings), "op": choice.op or None,

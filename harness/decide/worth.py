@@ -1,5 +1,4 @@
-"""What a decision is worth in serving: time saved of each token and each prompt, and TPOT and TTFT by the
-model of `serving predict`, where it knows the machine."""
+"""What a decision saves in serving: time of each token and prompt; TPOT and TTFT by `serving predict`."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.decide.choices import Launches
-from harness.decide.decision import MARGIN, Compared, Decision, decide
+from harness.decide.decision import MARGIN, Choice, Decision, decide
 from harness.decide.measured import Measured
 from harness.decide.mix import mix_of, request_of
 from harness.engine import EngineRequest
@@ -31,7 +30,7 @@ class Worth:
     """What a decision saves. The milliseconds are sums over the calls of the four ops alone, as timed."""
 
     step_ms: float  # saved in a mean step
-    token_ms: float  # saved for each token of a request, with other requests' prefills; 0: not known
+    token_ms: float  # saved of TPOT, in which the prefills of other requests count; 0: not known
     prompt_ms: float  # saved in the prefill of one prompt; 0: not known
     changes: Sequence[KernelChange]  # what the decision does to each op, by phase
     predicted: Mapping[int, Sequence[Prediction]]  # TPOT and others, by the number of requests in flight
@@ -62,12 +61,12 @@ def decision_and_worth(
     return decision, worth
 
 
-def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) -> Worth:
+def _worth(decision: Decision, gain: Choice, request: EngineRequest | None) -> Worth:
     mix = decision.mix
     ms_per_call = [(pair.case, (pair.us - pair.new_us) / 1e3) for pair in gain.pairs]
     prefill_ms = sum(case.prefill * ms for case, ms in ms_per_call)  # saved by its calls in a mean step
     step_ms = prefill_ms + sum(case.decode * ms for case, ms in ms_per_call)
-    token_ms = step_ms / mix.decode_share if mix.decode_share else 0.0
+    token_ms = step_ms / mix.decode_share if mix.decode_share else 0.0  # only steps that decode give a token
     prompt_ms = prefill_ms / mix.prompts if mix.prompts else 0.0
     changes = [*_changes(decision)]
     predicted, why_not = _predictions(decision, request, changes)
@@ -75,8 +74,7 @@ def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) ->
 
 
 def _changes(decision: Decision) -> Iterator[KernelChange]:
-    """The factor of each op in each phase, over all of its calls. Calls whose row stays count too, and calls
-    that were not measured count as unchanged."""
+    """The factor of each op in each phase over all of its calls; those not measured count as unchanged."""
     for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
             in_phase = [pair for pair in pairs if pair.case.calls_in(phase)]

@@ -31,8 +31,8 @@ BINDS = "binds"  # all calls whose signatures are known fit
 BREAKS = "breaks"  # a call does not fit
 OLDER = "too old"  # the release is older than the row's first
 UNKNOWN = "not told"
-"""No signature is known, or that of the torch operator which is the row's kernel is not: sources do not show
-functions of C++, and functions that are made at import."""
+"""No signature is known, or the one that matters is not: that of the torch operator which is the kernel
+itself. Sources do not show functions of C++ nor functions that are made at import."""
 ALL_KINDS = ("cuda", "rocm", "cpu")
 
 
@@ -90,8 +90,8 @@ def rows() -> list[Vendor]:
 
 def libraries(row: Vendor) -> set[str]:
     """The row's own library, and the others that it uses."""
-    own = row.library or row.provider
-    others = {_root(place) for place in _places(row)} - {_root(own)}  # `flash_attn` if own is flash_attn.cute
+    own = row.library or row.provider  # it may be a part of a package, as flash_attn.cute is
+    others = {_root(place) for place in _places(row)} - {_root(own)}
     return {own, *others}
 
 
@@ -103,11 +103,11 @@ def places(row: Vendor, library: str) -> set[str]:
 
 
 def _places(row: Vendor) -> Iterator[str]:
-    return (place for entry in row.symbols for symbol in _alternatives(entry) for place in symbol.places)
+    return (place for taken in row.symbols for symbol in _alternatives(taken) for place in symbol.places)
 
 
-def _alternatives(entry: Taken) -> tuple[Symbol, ...]:
-    return entry if isinstance(entry, tuple) else (entry,)
+def _alternatives(taken: Taken) -> tuple[Symbol, ...]:
+    return taken if isinstance(taken, tuple) else (taken,)
 
 
 def _root(module: str) -> str:
@@ -115,21 +115,22 @@ def _root(module: str) -> str:
 
 
 def _bind(row: Vendor, release: Release) -> RowBinding:
-    root = _root(release.library)
+    """Looks up in a release, for each symbol that the row takes from its package, whether the call fits."""
+    package = _root(release.library)
     complaints: list[str] = []
     unknown: list[str] = []  # places whose signatures are not known
-    lacking: set[str] = set()  # optional arguments
+    lacking: set[str] = set()  # optional arguments that this release does not have
     known = 0  # functions whose signatures are known
-    has_unknown_operator = False  # an operator is the kernel itself
-    for entry in row.symbols:
-        alternatives = _alternatives(entry)
+    has_unknown_operator = False  # see UNKNOWN
+    for taken in row.symbols:
+        alternatives = _alternatives(taken)
         packages = {_root(place) for symbol in alternatives for place in symbol.places}
-        if root not in packages:
+        if package not in packages:
             continue
         symbol, signature, complaint = _first(alternatives, release.source)
-        if symbol is None and packages != {root}:  # another library may have it
+        if symbol is None and packages != {package}:  # an alternative in another package may be there
             unknown.append(alternatives[0].places[0])
-        elif symbol is None or complaint:  # it is missing, or its call does not fit
+        elif symbol is None or complaint:
             complaints.append(complaint)
         elif isinstance(symbol, Function) and signature is None:
             unknown.append(alternatives[0].places[0])
@@ -153,8 +154,8 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
 def _first(
     alternatives: Sequence[Symbol], source: SignatureSource
 ) -> tuple[Symbol | None, inspect.Signature | None, str]:
-    """The first alternative that exists, its signature (None: not known), and what does not fit (empty where
-    it fits). Where none exists: None, None, and that the first is missing."""
+    """The first alternative that exists, its signature (None: not known), and a complaint: why its call does
+    not fit (empty: it fits), or that the first alternative is missing where none exists (None, None)."""
     missing: list[str] = []
     for symbol in alternatives:
         when = f"{symbol.when}: " if symbol.when else ""

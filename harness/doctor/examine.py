@@ -50,7 +50,7 @@ def examine(
     """
     threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
-    # Advice is sought before measuring, which would change what it rests on.
+    # Advice comes first, because measuring changes the state of the machine that it is about.
     improvements = [*complaints, *advice(here, threads)]
     if wrong_build := torch_advice(here):
         improvements = [wrong_build, *improvements]
@@ -124,8 +124,7 @@ def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
 
 
 def _libraries(here: Platform) -> list[str]:
-    """The libraries that implementations for this platform lack, and the libraries that are newer than the
-    releases that their implementations were written for."""
+    """Lines on libraries that rows for this platform lack, and on those newer than what rows were read in."""
     rows_without: dict[str, list[str]] = {}  # by reason
     newer: dict[str, str] = {}  # the last release that was read, by library and release
     for row in [row for op in kernels.OPS for row in kernels.implementations(op)]:
@@ -176,7 +175,7 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
 
 
 def _persistence(here: Platform) -> list[str]:
-    """A line if the driver unloads an idle GPU; nvidia-smi tells it of whole GPUs. Untested on hardware."""
+    """A line if the driver unloads an idle GPU; not known of parts of one (MIG). Untested on hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":

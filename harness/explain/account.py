@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from harness.errors import FAILED, OK, NothingRan
 from harness.explain import causes
-from harness.explain.causes import CALLS, NOISE, OF_OP, SAME, STALLS, WORK, Cause, Steps, figure
+from harness.explain.causes import Cause, Steps, figure
 from harness.explain.served import Log
 from harness.explain.sides import DIFFERS, Sides
 from harness.files import JsonObject
@@ -23,8 +23,8 @@ TPOT, STEP = "TPOT", "a decode step"
 NOTHING_VANISHED = "nothing vanished"
 USUAL_RATIO = (0.7, 1.3)
 """The usual ratios of a step to TPOT; beyond them a step gives several tokens, or the loads differ."""
-NOT_ITS_OWN = (CALLS, causes.UNREAD, SAME, causes.NO_EFFECT, causes.REFUSED, WORK)
-"""Causes with which a saving that was seen cannot be that of the change."""
+WITHOUT_EFFECT = (*causes.WITHOUT_TIMES, causes.NO_EFFECT)
+NOT_ITS_OWN = (*WITHOUT_EFFECT, causes.OTHER_WORK)  # with these a saving is not that of the change
 QUIET_SPREAD = usual_spread("tpot", 1)  # of TPOT between launches at low concurrencies, in per cent
 
 
@@ -70,12 +70,12 @@ class Account:
 
     @property
     def state(self) -> str:
-        """NOISE or NOTHING_VANISHED; empty where a part of the gain vanished, or it cannot be told."""
+        """causes.NOISE or NOTHING_VANISHED; empty where a part of the gain vanished, or it cannot be told."""
         expected, observed = self.expected, self.observed
         if expected is None or observed is None:
             return ""
         if observed.meets(expected) and observed.unsure:
-            return NOISE
+            return causes.NOISE
         return NOTHING_VANISHED if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
 
     @property
@@ -98,8 +98,7 @@ class Account:
 def account(
     ops: Sequence[str], sides: Sides, steps: Steps | None, log: Log, modelled: Sequence[Prediction] = ()
 ) -> Account:
-    """The account of a change of these ops. modelled: what the model of serving predicts of the change.
-    Raises NothingRan where there is nothing to compare."""
+    """The account of a change of these ops. Raises NothingRan where there is nothing to compare."""
     of = TPOT if sides.effect or steps is None else STEP
     # Where TPOT is explained, times of steps are divided by the tokens that a step gives a request.
     tokens_per_step = sides.accepted_before if of == TPOT else 1.0
@@ -115,33 +114,32 @@ def account(
     notes = [*sides.notes, *_notes(sides, steps, log, ops)]
     if expected and expected.unsure:
         notes.append(f"no gain was expected with certainty: {expected.shown}")
-    result = Account("", of, expected, observed, (), tuple(notes))
-    found = _found(result, sides, steps, log, ops, tokens_per_step)
+    sums = Account("", of, expected, observed, (), tuple(notes))
+    found = _found(sums, sides, steps, log, ops, tokens_per_step)
     if predicted and in_step:
         found.append(_prediction(predicted, in_step))
-    if result.state == NOISE and result.missing is not None and observed:
+    if sums.state == causes.NOISE and sums.missing is not None and observed:
         found = [_within_noise(cause, steps) for cause in found]
-        rest = result.missing - _sum_ms(found)
-        if abs(rest) > causes.LEAST * abs(result.missing):
-            found.append(Cause(NOISE, "likely", rest, _noise(result, sides.effect), (observed.text,)))
-    seen = {cause.name for cause in found if cause.is_seen}
-    unseen = {cause.name: cause for cause in found if cause.name not in seen}  # each once
-    found = [*(cause for cause in found if cause.is_seen), *unseen.values()]
-    found += _not_known(found, sides, steps)
-    found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
-    result = replace(result, causes=tuple(sorted(found, key=lambda cause: _rank(cause, result.missing))))
+        rest = sums.missing - _sum_ms(found)
+        if abs(rest) > causes.LEAST * abs(sums.missing):
+            found.append(Cause(causes.NOISE, "likely", rest, _noise(sums, sides.effect), (observed.text,)))
+    seen = [cause for cause in found if cause.is_seen]
+    seen_names = {cause.name for cause in seen}
+    unseen = {cause.name: cause for cause in found if cause.name not in seen_names}  # each once
+    told = [*seen, *unseen.values()]
+    told += _not_known(told, sides, steps)
+    recorded = [replace(cause, record=_to_record(cause, sides, steps)) for cause in told]
+    ranked = sorted(recorded, key=lambda cause: _rank(cause, sums.missing))
+    result = replace(sums, causes=tuple(ranked))
     return replace(result, says=_sentence(result, sides.effect, steps), code=_code(result, steps))
 
 
 def _found(
     result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], tokens_per_step: float
 ) -> list[Cause]:
-    """The causes on which the inputs say something, seen or not, beside the prediction and noise. result: the
-    account without causes; tokens_per_step: see `account`"""
-    of_steps = causes.step_causes(steps) if steps else ()
-    found = [
-        cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in of_steps
-    ]
+    """The causes that inputs show or exclude, beside prediction and noise. result: it has no causes yet"""
+    shown = causes.step_causes(steps) if steps else ()
+    found = [cause if cause.ms is None else replace(cause, ms=cause.ms / tokens_per_step) for cause in shown]
     if accept_length := _of_accept_length(sides, steps):
         found.append(accept_length)
     found += _of_sides(result, sides, steps, log, ops, found)
@@ -163,10 +161,7 @@ def _within_noise(cause: Cause, steps: Steps | None) -> Cause:
 
 def _shows_missing_calls(cause: Cause, steps: Steps | None) -> bool:
     """Whether a trace shows that calls are missing, which holds however much the clients scatter."""
-    return steps is not None and cause.name == CALLS and cause.sure == "certain"
-
-
-# What was expected and observed
+    return steps is not None and cause.name == causes.NOT_CALLED and cause.sure == "certain"
 
 
 def _of_effect(effect: Effect) -> Saving:
@@ -194,14 +189,13 @@ def _of_steps(steps: Steps | None) -> Saving | None:
 
 
 def _predicted(predictions: Sequence[Prediction], of: str) -> Saving | None:
-    """What was predicted of TPOT or of a step: the sum of the first prediction of each change. A prediction
-    of all changes together counts only where there is no other."""
+    """What was predicted of TPOT or of a step: the sum of the first prediction of each change."""
     quantity = "tpot" if of == TPOT else "decode_step"
-    by_change: dict[str, Prediction] = {}
+    by_change: dict[str, Prediction] = {}  # by the name of the change; empty: all changes together
     for prediction in predictions:
         if prediction.quantity == quantity and prediction.change is not None:
             by_change.setdefault(prediction.of, prediction)
-    if len(by_change) > 1:
+    if len(by_change) > 1:  # that of all changes would count them twice
         by_change.pop("", None)
     if not by_change:
         return None
@@ -235,19 +229,16 @@ def _in_step(steps: Steps | None, tokens_per_step: float) -> Saving | None:
     return Saving(ms, ms - half, ms + half, text)
 
 
-# Causes beside those of the steps
-
-
 def _of_sides(
     result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], found: Sequence[Cause]
 ) -> Iterator[Cause]:
     """What names, settings, logs and the work show, beside the causes that were found. They do not tell the
-    size of a cause: it has all that is still missing where traces do not tell how much the op lost."""
+    size of a cause. So it gets the rest that no other cause explains."""
     rest = None if result.missing is None else result.missing - _sum_ms(found)
     missed = causes.missed_table(log, ops)
     if missed and not missed.is_seen:
         yield missed
-    of_op = any(cause.is_seen and cause.name in OF_OP for cause in found)
+    of_op = any(cause.is_seen and cause.name in causes.OF_OP for cause in found)
     if not of_op and (steps is None or steps.expected_ms is None):
         of_traces = causes.same_kernels(steps) if steps else None
         cause = causes.not_in_effect(sides, log) or of_traces or missed
@@ -255,16 +246,16 @@ def _of_sides(
             yield replace(cause, ms=rest)
     if steps and steps.unlike and not sides.effect:
         line = f"the profiled steps: {steps.unlike}"
-        yield Cause(WORK, "likely", rest, f"The two sides did other work: {line}", (line,))
+        yield Cause(causes.OTHER_WORK, "likely", rest, f"The two sides did other work: {line}", (line,))
     elif sides.large_work and not (steps and _is_comparable(sides, steps)):  # else see _beyond_steps
         yield _other_work(sides, None)
-    elif sides.work is not None and not sides.work and not any(cause.name == WORK for cause in found):
-        yield Cause(WORK, "none seen")
+    elif sides.work == {} and all(cause.name != causes.OTHER_WORK for cause in found):
+        yield Cause(causes.OTHER_WORK, "none seen")
 
 
 def _other_work(sides: Sides, ms: float | None, *evidence: str) -> Cause:
     says = f"The two sides did other work: {sides.large_work[0]}"
-    return Cause(WORK, "likely", ms, says, (*evidence, *sides.large_work))
+    return Cause(causes.OTHER_WORK, "likely", ms, says, (*evidence, *sides.large_work))
 
 
 def _is_comparable(sides: Sides, steps: Steps) -> bool:
@@ -274,8 +265,7 @@ def _is_comparable(sides: Sides, steps: Steps) -> bool:
 
 
 def _unusual_ratio(sides: Sides, steps: Steps | None) -> float:
-    """The ratio of a step to TPOT if it is so unusual that a step is not what a token takes; 0 if it is
-    usual, or not known."""
+    """The ratio of a step to TPOT if it is beyond USUAL_RATIO; 0 if it is usual, or not known."""
     if not sides.effect or steps is None or steps.before is None:
         return 0.0
     ratio = steps.before.ms / sides.accepted_before / sides.effect.base
@@ -286,11 +276,11 @@ def _prediction(predicted: Saving, in_step: Saving) -> Cause:
     """What the prediction has more than the calls of the trace allow."""
     excess_ms = predicted.ms - in_step.ms
     if predicted.meets(in_step) and abs(excess_ms) < UNEXPLAINED * abs(predicted.ms):
-        return Cause(causes.PREDICTED, "none seen")
+        return Cause(causes.PREDICTION, "none seen")
     larger = "larger" if excess_ms > 0 else "smaller"
     evidence = (f"{figure(saving.ms)} ms: {saving.text}" for saving in (predicted, in_step))
     says = f"The prediction took the op for a {larger} part of the step than it is"
-    return Cause(causes.PREDICTED, "certain", excess_ms, says, tuple(evidence))
+    return Cause(causes.PREDICTION, "certain", excess_ms, says, tuple(evidence))
 
 
 def _of_accept_length(sides: Sides, steps: Steps | None) -> Cause | None:
@@ -301,7 +291,7 @@ def _of_accept_length(sides: Sides, steps: Steps | None) -> Cause | None:
     step_ms = steps.after.ms if steps else sides.effect.arm * after
     says = f"A step gives {figure(after)} tokens of a request instead of {figure(before)}"
     evidence = f"accept length: {figure(before)} -> {figure(after)}"
-    return Cause(WORK, "certain", step_ms * (1 / after - 1 / before), says, (evidence,))
+    return Cause(causes.OTHER_WORK, "certain", step_ms * (1 / after - 1 / before), says, (evidence,))
 
 
 def _beyond_steps(
@@ -314,8 +304,8 @@ def _beyond_steps(
         lost_ms -= accept_length.ms or 0.0
     half_ms = math.hypot(steps.half_ms / tokens_per_step, (observed.high - observed.low) / 2)
     if abs(lost_ms) <= max(half_ms, causes.SERVER_ERROR * abs(saved_ms)):
-        yield Cause(STALLS, "none seen")
-        yield Cause(WORK, "none seen")
+        yield Cause(causes.STALLS, "none seen")
+        yield Cause(causes.OTHER_WORK, "none seen")
         return
     evidence = f"a step is {_shorter(saved_ms)} in the traces, {observed.text}"
     if sides.large_work:
@@ -323,25 +313,25 @@ def _beyond_steps(
     else:
         both = f"The step is {_shorter(saved_ms)}, TPOT {_shorter(observed.ms)}"
         says = f"{both}: something between steps changed"
-        yield Cause(STALLS, "likely", lost_ms, says, (evidence,))
+        yield Cause(causes.STALLS, "likely", lost_ms, says, (evidence,))
 
 
 def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Iterator[Cause]:
     """The causes on which these inputs say nothing."""
     names = {cause.name for cause in found}
-    of_op = any(cause.name in OF_OP and cause.name != causes.TABLE for cause in found)
+    of_op = any(cause.name in causes.OF_OP and cause.name != causes.TABLE_MISSED for cause in found)
     has_both = steps is not None and steps.before is not None
     is_known = {
-        CALLS: of_op or (steps is not None and steps.changed.new_part is not None),
-        causes.UNREAD: sides.settings_known,
-        SAME: sides.settings_known,
+        causes.NOT_CALLED: of_op or (steps is not None and steps.changed.new_part is not None),
+        causes.NOT_READ: sides.settings_known,
+        causes.SAME_SERVER: sides.settings_known,
         causes.NO_EFFECT: of_op or has_both,
-        causes.SHAPES: steps is not None and steps.fit is not None,
-        causes.LESS: has_both and of_op,
+        causes.OTHER_SHAPES: steps is not None and steps.fit is not None,
+        causes.LESS_IN_STEP: has_both and of_op,
         causes.IDLE: has_both and steps is not None and steps.after.on_cpu,
-        WORK: sides.work is not None,
-        STALLS: WORK in names and steps is not None and _is_comparable(sides, steps),
-        NOISE: sides.effect is not None or steps is not None,
+        causes.OTHER_WORK: sides.work is not None,
+        causes.STALLS: causes.OTHER_WORK in names and steps is not None and _is_comparable(sides, steps),
+        causes.NOISE: sides.effect is not None or steps is not None,
     }
     for name in causes.RECORD:
         if name not in names and not is_known.get(name):
@@ -351,7 +341,7 @@ def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Ite
 def _rank(cause: Cause, missing: float | None) -> tuple[int, float, int]:
     """A key by which causes with evidence come first, among them the largest one of the sign of what is
     missing; then come causes that were not seen, then those that are not known."""
-    order = [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+    order = [*causes.RECORD, *causes.OF_OP, causes.PREDICTION].index(cause.name)
     if cause.is_seen:
         return 0, -_sign(missing) * (cause.ms or 0.0), order
     return 1 if cause.sure == "none seen" else 2, 0.0, order
@@ -365,14 +355,14 @@ def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
     """What would tell whether there is this cause, or make it sure, beyond the inputs; empty: nothing."""
     name = cause.name
     if cause.sure == "likely":
-        return "" if name == SAME and sides.settings_known else causes.SURER.get(name, "")
+        return "" if name == causes.SAME_SERVER and sides.settings_known else causes.SURER.get(name, "")
     if cause.sure != "not known":
         return ""
-    if steps and name == causes.SHAPES:
+    if steps and name == causes.OTHER_SHAPES:
         return causes.OF_SHAPES if steps.alone else "--run"
     if steps is None or steps.before is None:
         return causes.RECORD[name]
-    if name == STALLS and sides.effect:
+    if name == causes.STALLS and sides.effect:
         return "the accept length, or traces of steps under the load of the clients"
     if not causes.RECORD[name].startswith(causes.TRACES):
         return causes.RECORD[name]
@@ -408,9 +398,6 @@ def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> I
             yield f"a log says that a table has no entry for {op}: {next(iter(lines))}"
 
 
-# In words
-
-
 def _noise(result: Account, effect: Effect | None) -> str:
     """That the observation is too noisy to tell, and what would tell."""
     assert result.expected
@@ -437,13 +424,13 @@ def _sentence(result: Account, effect: Effect | None, steps: Steps | None) -> st
     # Causes of the other sign do not explain what is missing.
     named = [
         cause for cause in result.seen
-        if cause.name != NOISE and (cause.ms is None or _sign(missing) * cause.ms > 0)
+        if cause.name != causes.NOISE and (cause.ms is None or _sign(missing) * cause.ms > 0)
     ]  # fmt: skip
-    if result.state == NOISE:
+    if result.state == causes.NOISE:
         missing_calls = [cause for cause in named if _shows_missing_calls(cause, steps)]
         if not missing_calls:
-            not_its_own = [cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK]
-            besides = f"; besides, {_lower(not_its_own[0].says)}" if not_its_own else ""
+            without = [cause for cause in named if cause.name in WITHOUT_EFFECT]
+            besides = f"; besides, {_lower(without[0].says)}" if without else ""
             return f"No finding: {_lower(_noise(result, effect))}{besides}."
         named = missing_calls
     likely = "Likely: " if named and named[0].sure == "likely" else ""
@@ -455,14 +442,18 @@ def _sentence(result: Account, effect: Effect | None, steps: Steps | None) -> st
             what = "what was expected is not known in ms"
             give = "--trace BEFORE AFTER with --change or --run, or an A/B with --predict"
         return f"It cannot be told what vanished, as {what}: give {give}."
-    nothing_vanished = _without_vanished_gain(result.of, expected, observed)
+    other_outcome = _more_or_a_loss(result.of, expected, observed)
     if not named:
         lost = f"{figure(missing)} of the {figure(expected.ms)} ms that were expected are missing"
-        outcome = nothing_vanished or f"It is not known where the gain went: {lost}"
+        outcome = other_outcome or f"It is not known where the gain went: {lost}"
         return f"{outcome}, and nothing in these inputs says why."
-    if nothing_vanished:
-        return f"{nothing_vanished}; {likely.lower()}{_lower(named[0].says)}."
-    text, ms = f"{likely}{named[0].says}", named[0].ms
+    if other_outcome:
+        return f"{other_outcome}; {likely.lower()}{_lower(named[0].says)}."
+    return _with_part(f"{likely}{named[0].says}", named[0].ms, missing, expected)
+
+
+def _with_part(text: str, ms: float | None, missing: float, expected: Saving) -> str:
+    """A cause's text, and how much of what is missing it explains. ms: its size; None: not known"""
     if ms is None:
         return f"{text}."
     is_all = ms > (1 - causes.LEAST) * missing
@@ -472,8 +463,8 @@ def _sentence(result: Account, effect: Effect | None, steps: Steps | None) -> st
     return f"{text}; that is {part} of the {figure(missing)} ms that are missing of {figure(expected.ms)} ms."
 
 
-def _without_vanished_gain(of: str, expected: Saving, observed: Saving) -> str:
-    """What happened where no gain vanished: more was saved than expected, or a loss is larger; else empty."""
+def _more_or_a_loss(of: str, expected: Saving, observed: Saving) -> str:
+    """That more was saved than expected, or that an expected loss is larger; empty where a gain vanished."""
     longer = f"{of} became {figure(-observed.ms)} ms longer"
     what = f"a {'saving' if expected.ms > 0 else 'loss'} of {figure(abs(expected.ms))} ms was expected"
     if observed.ms > expected.ms:
@@ -516,7 +507,7 @@ def _code(result: Account, steps: Steps | None) -> int:
     known and no cause is certain; or it may be noise; or what was saved is not the change's own."""
     if result.state == NOTHING_VANISHED:
         return FAILED if _not_its_own(result) else OK
-    if result.state == NOISE and not any(_shows_missing_calls(cause, steps) for cause in result.seen):
+    if result.state == causes.NOISE and not any(_shows_missing_calls(cause, steps) for cause in result.seen):
         return FAILED
     if result.missing is None:
         return OK if any(cause.sure == "certain" for cause in result.seen) else FAILED

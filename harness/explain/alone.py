@@ -65,9 +65,8 @@ CellsByCase = Mapping[str, Cell]  # of one entry, by the key of the case
 
 
 def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
-    """rows: the names of two implementations or settings, before and after; None: the baseline, and the
-    fastest of the others. Raises UsageError where there is no such run, row or common case, or where nothing
-    is faster."""
+    """rows: names of two implementations or settings, before and after; None: the baseline and the fastest of
+    the others. Raises UsageError if there is no such run, row or common case, or if nothing is faster."""
     recorded = read(path)
     entries: dict[str, dict[str, Cell]] = {}
     for (key, name), cell in recorded.cells.items():
@@ -114,8 +113,8 @@ def _only_in(kernel_us: Mapping[str, float], other: Collection[str]) -> tuple[st
 
 
 def _entry(recorded: RecordedRun, entries: Mapping[str, CellsByCase], baseline: str, label: str) -> str:
-    """The entry with this name; else the one of this implementation under the run's first setting, or that of
-    the baseline's implementation under this setting. Raises UsageError where there is none."""
+    """The entry that a label names: by its own name, by an implementation (under the run's first setting), or
+    by a setting (with the baseline's implementation). Raises UsageError where there is none."""
     if label in entries:
         return label
     first_setting = next(iter(recorded.run.settings), "")

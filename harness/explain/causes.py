@@ -25,49 +25,50 @@ from harness.serving.names import COMMUNICATION
 Sure = Literal["certain", "likely", "none seen", "not known"]
 
 # The names of causes.
-CALLS, UNREAD, SAME, TABLE = "not called", "not read", "the same server", "table missed"
-REFUSED, BASE, SHAPES, LESS = "refused", "another kernel before", "other shapes", "less in the step"
-NO_EFFECT = "without effect"
-CLOCKS, SLOWER, BESIDE, WAITS = "clocks", "other kernels", "kernels beside it", "waits for ranks"
-OVERLAP, IDLE, WORK, STALLS = "overlapped", "idle device", "other work", "stalls, scheduling"
-PREDICTED, NOISE = "the prediction", "noise"
-OF_OP = (CALLS, UNREAD, SAME, NO_EFFECT, REFUSED, TABLE, BASE, SHAPES, LESS)
+NOT_CALLED, NOT_READ, SAME_SERVER, TABLE_MISSED = "not called", "not read", "the same server", "table missed"
+REFUSED, OTHER_BASE, NO_EFFECT = "refused", "another kernel before", "without effect"
+OTHER_SHAPES, LESS_IN_STEP = "other shapes", "less in the step"
+CLOCKS, OTHER_KERNELS, KERNELS_BESIDE = "clocks", "other kernels", "kernels beside it"
+RANK_WAITS, OVERLAP, IDLE = "waits for ranks", "overlapped", "idle device"
+OTHER_WORK, STALLS, PREDICTION, NOISE = "other work", "stalls, scheduling", "the prediction", "noise"
+WITHOUT_TIMES = (NOT_CALLED, NOT_READ, SAME_SERVER, REFUSED)  # they show in names, settings and calls
+OF_OP = (*WITHOUT_TIMES, NO_EFFECT, TABLE_MISSED, OTHER_BASE, OTHER_SHAPES, LESS_IN_STEP)
 """The causes for which the op itself does not save what was expected."""
-OF_STEP = (CLOCKS, SLOWER, BESIDE, WAITS, OVERLAP, IDLE)
+OF_STEP = (CLOCKS, OTHER_KERNELS, KERNELS_BESIDE, RANK_WAITS, OVERLAP, IDLE)
 """The causes that take the op's saving away elsewhere in the step."""
 
 TRACES = "traces of decode steps of both servers: --trace BEFORE AFTER"
 OF_SHAPES = "a trace with the engine's annotations of steps, or an eager one with record_shapes"
 RECORD = {
-    CALLS: TRACES,
-    UNREAD: "`serving ab`, which looks names up",
-    SAME: "`serving ab`, which asks servers for their settings",
+    NOT_CALLED: TRACES,
+    NOT_READ: "`serving ab`, which looks names up",
+    SAME_SERVER: "`serving ab`, which asks servers for their settings",
     NO_EFFECT: TRACES,
-    TABLE: "the log of the server with the change: --log; of AITER with AITER_LOG_TUNED_CONFIG=1",
-    SHAPES: f"{OF_SHAPES}; and --run",
-    LESS: f"{TRACES}, and --run",
+    TABLE_MISSED: "the log of the server with the change: --log; of AITER with AITER_LOG_TUNED_CONFIG=1",
+    OTHER_SHAPES: f"{OF_SHAPES}; and --run",
+    LESS_IN_STEP: f"{TRACES}, and --run",
     **dict.fromkeys(OF_STEP, TRACES),
-    WORK: "results of both: --ab, or --before and --after",
+    OTHER_WORK: "results of both: --ab, or --before and --after",
     STALLS: "results and traces of both",
     NOISE: "results of several pairs: --ab",
 }
 """What to record to know whether there is a cause."""
 SURER = {
-    SAME: RECORD[SAME],
-    LESS: "`serving replay --swap` of the op; its run with --cache cold",
+    SAME_SERVER: RECORD[SAME_SERVER],
+    LESS_IN_STEP: "`serving replay --swap` of the op; its run with --cache cold",
     CLOCKS: "clocks and power of both servers at 1 Hz",
-    SLOWER: "`serving replay --swap` of the op",
-    WAITS: "traces of all ranks",
+    OTHER_KERNELS: "`serving replay --swap` of the op",
+    RANK_WAITS: "traces of all ranks",
     OVERLAP: "traces of all ranks",
     IDLE: "a trace with the host's threads (CPU activities)",
-    WORK: "results of the same prompts and lengths (seed, --ignore-eos)",
+    OTHER_WORK: "results of the same prompts and lengths (seed, --ignore-eos)",
     STALLS: "running and waiting requests, prefills and preemptions of both servers over time (their logs)",
 }
 """What to record to be sure of a cause that is likely."""
 
-# Differences are parts of the time or number that differs, if nothing else is said.
+# A difference is a part (0..1) of the time or number that differs, if nothing else is said.
 SERVER_ERROR = IN_SERVER * T90  # the usual difference of a saving in a server from that of the op alone
-LAUNCH_SCATTER = 0.01  # the difference of the steps of two launches without a cause, where no A/B shows it
+LAUNCH_SCATTER = 0.01  # by which steps of two launches of one server differ, if no A/B shows another figure
 KERNEL_SCATTER = 3  # the difference of a kernel's times in two launches, as a multiple of the steps'
 LEAST = 0.1  # smaller causes, as parts of the expected saving or of what is missing, count as not seen
 SAME_CALLS = 0.02  # the largest difference of a kernel's calls in two traces that count as equal
@@ -77,9 +78,8 @@ FEWEST_KERNELS = 3  # the fewest kernels that can show another clock by becoming
 HEAVY = 0.005  # kernels with less than this part of the time scatter too much to show a clock
 CLOCK_LAUNCHES = 1.5  # the factor of a clock differs from 1 by more than so many times LAUNCH_SCATTER
 CLOCK_SCATTER = 1 / 3  # the standard deviation of the factors of kernels, as a part of (factor - 1)
-CLOCK_ALIKE, CLOCK_MOST = 0.5, 0.7
-"""It is a clock if kernels with more than CLOCK_MOST of the time have factors that differ from the median
-`factor` by less than CLOCK_ALIKE times (factor - 1). Else single kernels became slower."""
+CLOCK_ALIKE = 0.5  # a kernel is slower by the clock if its factor is within this part of (median - 1) of it
+CLOCK_MOST = 0.7  # it is a clock if kernels with more than this part of the time are slower by it
 OF_MEDIAN = 1.48  # the standard deviation of a normal distribution over its median absolute deviation
 
 
@@ -131,8 +131,7 @@ class Steps:
     @property
     def expected_ms(self) -> float | None:
         """The saving of a step that was expected: by a run, the calls times the saving alone; by the user's
-        changes, what they take off the op's time. None for changes of a part of an op, because a trace does
-        not tell its parts apart."""
+        changes, what they take off the op's time. None for a part of an op, which no trace tells apart."""
         if self.alone:
             return self.changed.calls * self.alone.saving_us() / 1e3
         if not self.changes or self.before is None or any(change.part for change in self.changes):
@@ -157,8 +156,8 @@ class Steps:
 
     @property
     def uncalled_ms(self) -> float:
-        """What the calls that the new kernel did not take would have saved. The part of them is known by op
-        where steps were compared because no run names kernels, else for all ops together."""
+        """What the calls that the new kernel did not take would have saved."""
+        # For each op, if two steps were compared, as no run names the kernels; else for all ops together.
         part_by_op = self.changed.swap.new_part_by_op
         if part_by_op and self.before and self.changes and self.alone is None:
             left = [(1 - part_by_op.get(change.op, 1.0), change) for change in self.changes]
@@ -193,37 +192,31 @@ def step_causes(steps: Steps) -> Iterator[Cause]:
     clock, ratios = (1.0, {}) if steps.unlike else _clock(before, after, steps.changed)
     of_op = list(_op_causes(steps, clock))
     if steps.unlike:
-        yield from (cause for cause in of_op if cause.name in (CALLS, UNREAD, SAME, REFUSED))
+        yield from (cause for cause in of_op if cause.name in WITHOUT_TIMES)
         return
     yield from of_op
     yield _clock_cause(steps, before, clock, ratios)
     yield from _neighbour_causes(steps, before, clock, ratios)
-    saved_sum, saved_busy = before.sum_ms - after.sum_ms, before.busy_ms - after.busy_ms
+    saved_sum_ms, saved_busy_ms = before.sum_ms - after.sum_ms, before.busy_ms - after.busy_ms
+    overlapped_ms = saved_sum_ms - saved_busy_ms
     exposed_before, exposed_after = before.exposed_ms(COMMUNICATION), after.exposed_ms(COMMUNICATION)
-    beside, exposure = "beside other kernels", ""
-    if exposed_after - exposed_before > abs(saved_sum - saved_busy) / 2:
-        beside = "under communication"
-        exposure = f"exposed communication: {figure(exposed_before)} -> {figure(exposed_after)} ms"
-    in_sum = f"kernels take {figure(saved_sum)} ms less in sum"
-    yield _if_large(
-        OVERLAP, saved_sum - saved_busy, max(steps.half_ms_of("overlapped"), steps.least_ms),
-        f"What the kernel saves runs {beside}",
-        (f"{in_sum}, the device is busy for {figure(saved_busy)} ms less", exposure),
-    )  # fmt: skip
+    says, exposed = "What the kernel saves runs beside other kernels", ""
+    if exposed_after - exposed_before > abs(overlapped_ms) / 2:
+        says = "What the kernel saves runs under communication"
+        exposed = f"exposed communication: {figure(exposed_before)} -> {figure(exposed_after)} ms"
+    saved = f"kernels take {figure(saved_sum_ms)} ms less in sum"
+    saved += f", the device is busy for {figure(saved_busy_ms)} ms less"
+    least_ms = max(steps.half_ms_of("overlapped"), steps.least_ms)
+    yield _if_large(OVERLAP, overlapped_ms, least_ms, says, (saved, exposed))
     if after.on_cpu:  # Python runs between operators, and nothing waits for a host
         return
     more_idle_ms = after.idle_ms - before.idle_ms
     says = f"The device waits {'longer' if more_idle_ms > 0 else 'less'} for the host"
     if before.launch and after.launch and before.launch != after.launch:
         says += f": {after.launch} instead of {before.launch}"
-    yield _if_large(
-        IDLE, more_idle_ms,
-        max(steps.half_ms_of("idle"), steps.least_ms, steps.launch_scatter * after.ms), says,
-        (f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step",),
-    )  # fmt: skip
-
-
-# The op itself
+    least_ms = max(steps.half_ms_of("idle"), steps.least_ms, steps.launch_scatter * after.ms)
+    idle = f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step"
+    yield _if_large(IDLE, more_idle_ms, least_ms, says, (idle,))
 
 
 def _causes_of_one_step(steps: Steps) -> Iterator[Cause]:
@@ -252,7 +245,7 @@ def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
     if new_part is None:  # names do not tell; if the op became faster, the new kernel took all calls
         saves_nothing = abs(saved_ms) < max(1.5 * LEAST * abs(expected_ms), least_ms)
         if saves_nothing and not steps.unlike:
-            yield _not_in_effect(steps, lost_ms)
+            yield _same_speed(steps, lost_ms)
             return
         new_part = 1.0
     else:  # if no call is of the new kernel, this has all that is lost: what ran instead may save something
@@ -263,7 +256,7 @@ def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
         return
     for cause in _base_and_shapes(steps, before_ms, new_part, least_ms):
         yield cause
-        if cause.name == SHAPES and cause.sure == "certain":
+        if cause.name == OTHER_SHAPES and cause.sure == "certain":
             return
         lost_ms -= cause.ms or 0.0
     yield _saves_less(steps, lost_ms, max(least_ms, SERVER_ERROR * abs(new_part * expected_ms)))
@@ -281,7 +274,8 @@ def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: 
         says = f"Without the change the server ran {short(foreign)}, which is faster than the run's"
         evidence = f"{_calls(foreign, steps.before)} a step in {steps.before.file}: {short(foreign)}"
         in_run = f"{alone.before} takes {figure(alone_us)} us in {alone.folder}"
-        yield _if_large(BASE, shorter_ms, least_ms, f"{says} {alone.before}", (evidence, in_run), "certain")
+        says += f" {alone.before}"
+        yield _if_large(OTHER_BASE, shorter_ms, least_ms, says, (evidence, in_run), "certain")
     if fit is None:
         return
     expected_ms = changed.calls * alone.saving_us() / 1e3
@@ -292,10 +286,10 @@ def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: 
         sure = "certain"
         lost_ms = new_part * expected_ms - (before_ms - steps.after.ms_of(changed.after))
     cases = "; ".join(case.shown for case in alone.cases[:3])
-    yield _if_large(
-        SHAPES, lost_ms, least_ms, f"The server calls the op at other shapes than the run: {fit.served}",
-        (f"served: {fit.served} ({fit.source})", f"timed: {cases} ({alone.folder})"), sure,
-    )  # fmt: skip
+    says = f"The server calls the op at other shapes than the run: {fit.served}"
+    evidence = f"served: {fit.served} ({fit.source})"
+    in_run = f"timed: {cases} ({alone.folder})"
+    yield _if_large(OTHER_SHAPES, lost_ms, least_ms, says, (evidence, in_run), sure)
 
 
 def _not_called(steps: Steps, ms: float) -> Cause:
@@ -316,7 +310,7 @@ def _not_called(steps: Steps, ms: float) -> Cause:
     sure: Sure = "certain" if is_told_by_name else "likely"
     if new_calls:
         says = f"The new kernel takes {100 * (changed.new_part or 0):.0f} % of the calls only: {kernel}"
-        return _if_large(CALLS, ms, steps.least_ms, says, evidence, sure)
+        return _if_large(NOT_CALLED, ms, steps.least_ms, says, evidence, sure)
     says = f"The new kernel was not called: {kernel} is in no step of {after.file}"
     if steps.fit and steps.fit.part <= FITS:
         says, sure = f"{says}; the run timed other shapes than are served ({steps.fit.served})", "likely"
@@ -325,10 +319,10 @@ def _not_called(steps: Steps, ms: float) -> Cause:
         return reason.sized(ms, evidence)
     if reason:
         evidence += reason.evidence
-    return _if_large(CALLS, ms, steps.least_ms, says, evidence, sure)
+    return _if_large(NOT_CALLED, ms, steps.least_ms, says, evidence, sure)
 
 
-def _not_in_effect(steps: Steps, ms: float) -> Cause:
+def _same_speed(steps: Steps, ms: float) -> Cause:
     """That the same kernels run as fast as before, with the reason if one is known. ms: what is missing"""
     assert steps.before
     before, after = steps.before, steps.after
@@ -344,13 +338,13 @@ def not_in_effect(sides: Sides, log: Log) -> Cause | None:
     """Why the change cannot be in effect, where names, settings or a log say so."""
     if says := sides.unread:
         evidence = f"looked up in what is installed ({sides.title})"
-        return Cause(UNREAD, "certain", None, says[0].upper() + says[1:], (evidence,))
+        return Cause(NOT_READ, "certain", None, says[0].upper() + says[1:], (evidence,))
     if log.refused:
         says = f"The server refused it: {next(iter(log.refused))}"
         return Cause(REFUSED, "likely", None, says, _log_lines(log.refused, 2))
     if sides.same:
         says = f"Both servers are the same: {sides.same}"
-        return Cause(SAME, "certain" if sides.launched_alike else "likely", None, says, (sides.title,))
+        return Cause(SAME_SERVER, "certain" if sides.launched_alike else "likely", None, says, (sides.title,))
     return None
 
 
@@ -373,10 +367,12 @@ def missed_table(log: Log, ops: Sequence[str], served: str = "") -> Cause | None
     if op := next((op for op in ops if op in log.missed), None):
         missed_sizes = {word for text in log.missed[op] for word in text.split()}
         is_served = not missed_sizes.isdisjoint(word.strip(",") for word in served.split())
+        sure: Sure = "certain" if is_served else "likely"
         says = f"The tuned table has no entry for {op} as it is called, and a default runs"
-        return Cause(TABLE, "certain" if is_served else "likely", None, says, _log_lines(log.missed[op], 3))
-    if (ops or not log.missed) and log.files and (log.hits or not log.has_aiter):
-        return Cause(TABLE, "none seen")
+        return Cause(TABLE_MISSED, sure, None, says, _log_lines(log.missed[op], 3))
+    # AITER may log nothing of its tables: where it runs, a log without a hit says nothing of misses either.
+    if log.files and (log.hits or not log.has_aiter) and (ops or not log.missed):
+        return Cause(TABLE_MISSED, "none seen")
     return None
 
 
@@ -404,10 +400,7 @@ def _saves_less(steps: Steps, ms: float, least_ms: float) -> Cause:
     if (steps.expected_ms or 0.0) < 0:
         how = f"loses {'more' if ms > 0 else 'less'}"
     says = f"{what} {how} in the step than alone{unknown}"
-    return _if_large(LESS, ms, max(least_ms, steps.least_ms), says, evidence)
-
-
-# What surrounds it
+    return _if_large(LESS_IN_STEP, ms, max(least_ms, steps.least_ms), says, evidence)
 
 
 def _clock(before: DecodeStep, after: DecodeStep, changed: ChangedOp) -> tuple[float, dict[str, float]]:
@@ -457,14 +450,17 @@ def _neighbour_causes(
         noise_ms = KERNEL_SCATTER * steps.launch_scatter * before.ms_of(added_ms)
         largest = sorted(added_ms, key=lambda kernel: -abs(added_ms[kernel]))[:3]
         first = short(largest[0]) if largest else ""
+        slower, brings = ("slower", "brings other kernels") if ms > 0 else ("faster", "takes kernels away")
+        longer = "longer" if ms > 0 else "less"
         says = {
-            SLOWER: f"Other kernels became {'slower' if ms > 0 else 'faster'}, most of all {first}",
-            BESIDE: f"The change {'brings other kernels' if ms > 0 else 'takes kernels away'}: {first}",
-            WAITS: f"Communication takes {'longer' if ms > 0 else 'less'}: a rank waits for the slowest one",
+            OTHER_KERNELS: f"Other kernels became {slower}, most of all {first}",
+            KERNELS_BESIDE: f"The change {brings}: {first}",
+            RANK_WAITS: f"Communication takes {longer}: a rank waits for the slowest one",
         }[cause]
         evidence = [f"{_calls(each, before)} -> {_calls(each, after)} a step: {each}" for each in largest]
         least_ms = max(steps.least_ms, steps.half_ms_of(*classes), noise_ms)
-        yield _if_large(cause, ms, least_ms, says, evidence, "certain" if cause == BESIDE else "likely")
+        sure: Sure = "certain" if cause == KERNELS_BESIDE else "likely"
+        yield _if_large(cause, ms, least_ms, says, evidence, sure)
 
 
 def _added_ms(
@@ -472,18 +468,18 @@ def _added_ms(
 ) -> dict[str, dict[str, float]]:
     """Cause -> kernel -> the ms by which it takes longer than before, at the clock of the step after."""
     after, changed = steps.after, steps.changed
-    added: dict[str, dict[str, float]] = {SLOWER: {}, BESIDE: {}, WAITS: {}}
+    added: dict[str, dict[str, float]] = {OTHER_KERNELS: {}, KERNELS_BESIDE: {}, RANK_WAITS: {}}
     for name in (before.kernels.keys() | after.kernels.keys()) - {*changed.before, *changed.after}:
         before_ms, after_ms = before.ms_of([name]), after.ms_of([name])
         op_class = before.op_class(name) or after.op_class(name)
         noise_ms = max(KERNEL_SCATTER * steps.launch_scatter * before_ms, steps.half_ms_of(op_class))
         if op_class in COMMUNICATION:  # the clock may slow it or not: only what lies beyond both counts
             low, high = sorted((before_ms, clock * before_ms))
-            added[WAITS][name] = max(0.0, after_ms - high) + min(0.0, after_ms - low)
+            added[RANK_WAITS][name] = max(0.0, after_ms - high) + min(0.0, after_ms - low)
         elif name not in ratios:
-            added[BESIDE][name] = after_ms - clock * before_ms
+            added[KERNELS_BESIDE][name] = after_ms - clock * before_ms
         elif abs(after_ms - clock * before_ms) > noise_ms:
-            added[SLOWER][name] = after_ms - clock * before_ms
+            added[OTHER_KERNELS][name] = after_ms - clock * before_ms
     return added
 
 

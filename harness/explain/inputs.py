@@ -31,14 +31,13 @@ from kernels import OPS
 def steps_in(
     traces: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None, sides: Sides, log: Log
 ) -> Steps | None:
-    """The steps of one trace, that of the server with the change, or of two, the one without it first; None
-    without traces. Raises UsageError."""
+    """The steps of one trace, with the change, or two, without it first; None of none. Raises UsageError."""
     if not traces:
         return None
     inputs = [_read(Path(path)) for path in traces]
     served = [traffic for _, traffic in inputs]
     steps = [decode_step(trace) for trace, _ in inputs]
-    if len({step.until_next for step in steps}) > 1:  # both have to end alike: with their last kernels
+    if len({step.until_next for step in steps}) > 1:  # only one step could last until the next one starts
         steps = [decode_step(trace, until_next=False) for trace, _ in inputs]
     if len({step.file for step in steps}) < len(steps):  # paths tell files of one name apart
         steps = [replace(step, file=path) for step, path in zip(steps, traces, strict=True)]
@@ -52,7 +51,7 @@ def steps_in(
         raise UsageError(f"{kernel} of {alone.after} {where}: are the traces swapped?")
     changed = changed_op(before, after, ops, alone)
     classes = {kernel.op_class for step in (before, after) if step for kernel in step.kernels.values()}
-    for op in ops:  # a kernel of no known class may be the op's: then it is swapped
+    for op in ops:  # its kernels may be of no known class: swapped ones are taken for them
         if op not in classes and not (changed.swap.old or changed.swap.new):
             raise UsageError(f"no kernel of {op} in {' or '.join(dict.fromkeys(traces))}")
     return Steps(
@@ -88,9 +87,8 @@ def _differing_op(before: DecodeStep | None, after: DecodeStep) -> tuple[str, ..
 def modelled(
     record: str | None, before: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None
 ) -> tuple[Prediction, ...]:
-    """What the model of serving predicts of the change under the client's load; empty where the inputs do not
-    say enough of the machine and the load. record: a folder of `serving ab`; before: files of results of the
-    server without the change"""
+    """What the model of serving predicts of the change; empty if inputs do not say the machine and load.
+    record: a folder of `serving ab`; before: files of results of the server without the change"""
     asked = list(changes) or ([alone.change] if alone else [])
     with contextlib.suppress(UsageError):
         if record and alone:

@@ -52,10 +52,10 @@ class Log:
     has_aiter: bool = False  # whether AITER wrote to them
     notes: tuple[str, ...] = ()  # on lines that need not be of the change
 
-    def beyond(self, base: Log, names: Sequence[str]) -> Log:
-        """What the log says of the change. Misses that the base log has, too, are left out. A refusal is kept
-        where it has one of the names of the change's variables and flags, or where there is a base log
-        without it. base: the log of the server without the change; it may have no files"""
+    def of_change(self, base: Log, names: Sequence[str]) -> Log:
+        """The log without what is not of the change: misses that the base log has, too, and refusals, unless
+        they have one of the names or are new beside a base log. Notes say what was left out. base: the log of
+        the server without the change, perhaps without files; names: of the change's variables and flags"""
         patterns = [re.compile(rf"(?<![\w-]){re.escape(name)}(?!\w)") for name in names]
         log = replace(self, refused=Counter(), missed={})
         for line, count in self.refused.items():
@@ -121,8 +121,7 @@ def served_sizes(op: str, traffic: Traffic) -> Counter[str]:
 
 
 def unlike(before: Traffic, after: Traffic) -> str:
-    """How the usual decode steps of two traces differ in requests and contexts, as text; empty where they do
-    not, or one trace does not tell."""
+    """How the usual decode steps of two traces differ in requests and contexts; empty: not, or not known."""
     most = [served_sizes("mla_decode", traffic).most_common(1) for traffic in (before, after)]
     if not all(most):
         return ""

@@ -1,5 +1,4 @@
-"""What clients and servers said without and with the change: TPOT, the work, settings, names, predictions. It
-is read from a record of `serving ab`, or from results of any client."""
+"""What clients and servers said without and with the change, by `serving ab` or results of any client."""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ from harness.serving.schema import ServingRun
 from harness.statistics.intervals import CONFIDENCE
 from shapes.names import unknown
 
-DIFFERS, LARGE = 0.01, 0.05
-"""Parts by which numbers of the two sides differ. From the first on a number of tokens or requests is shown,
-and an accept length is a cause; from the second on such a number may be a cause."""
+DIFFERS = 0.01  # the part beyond which tokens or requests that differ are shown, and accept lengths a cause
+LARGE = 0.05  # the part from which tokens or requests that differ may be a cause
 ASKED = ("concurrency", "input_len", "output_len", "request_rate", "num_prompts")
 COUNTED = {"completed": "requests", "input_tokens": "tokens in", "output_tokens": "tokens out"}
 
@@ -105,10 +103,11 @@ def _of_record(folder: Path, arm: str) -> Sides:
     same, launched_alike = _same(record, arm)
     low, high = tpot.interval if tpot and tpot.interval else (0.0, 0.0)
     is_tpot_different = low > 0 or high < 0
-    if is_tpot_different and (same or unread):
+    if is_tpot_different and (same or unread):  # what clients saw counts more than names and settings
         why = same or "; ".join(says_unread.values())
         notes.append(f"{why}; but TPOT differs, so the two servers are not the same")
-        unread, same, launched_alike = "", "", False
+        unread = same = ""
+        launched_alike = False
     elif not unread:
         notes += says_unread.values()
     sides = Sides(
@@ -154,7 +153,9 @@ def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
     if not all(runs):
         return sides
     lengths = [[run.accept_length for run in runs_of_side if run.accept_length] for runs_of_side in runs]
-    before, after = (statistics.fmean(of_side) if all(lengths) else 1.0 for of_side in lengths)
+    before = after = 1.0
+    if all(lengths):
+        before, after = map(statistics.fmean, lengths)
     wrong = [
         f"`serving load` finds its numbers wrong: {finding.message}"
         for run in chain(*runs) for finding in run.findings if finding.severity == "wrong"

@@ -15,6 +15,7 @@ from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
 ONE_STEP_ERROR = 0.03  # half the width of the interval of a time that only one step shows, as a part of it
 PAUSE_FACTOR = 1.5  # a step that lasts so many times as long as the median step is followed by a pause
+Names = Collection[str]  # of kernels, or of ops
 CALLS_STAYED, CALLS_GONE = 0.98, 0.02
 """Parts of a kernel's calls: with fewer than the first it lost some, with fewer than the second all."""
 MOST_STEPS = 200  # the most steps from which intervals are computed
@@ -77,20 +78,19 @@ class DecodeStep:
 
 
 def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
-    """The mean decode step. Raises UsageError where the trace has none. until_next: whether a step lasts
-    until the next one starts; it lasts until its last kernel ends where most steps are not followed by
-    another one"""
+    """The mean decode step. Raises UsageError where the trace has none. until_next: whether steps last until
+    the next one starts, if most are followed by one; else they last until their last kernel ends"""
     steps = trace.steps_of("decode")
     if not steps:
         phases = ", ".join(trace.phases())
         advice = f"it has: {phases}: profile the server while it decodes"
         raise UsageError(f"{trace.path} has no decode steps; {advice}")
     call_counts = [sum(times.calls for times in step.classes.values()) for step in steps]
-    typical = statistics.median(call_counts)
-    kernels = _mean_kernels(trace, sum(call_counts) / typical)  # a step that was cut off counts in part
+    typical = statistics.median(call_counts)  # a step that the trace cuts off has fewer calls
+    kernels = _mean_kernels(trace, sum(call_counts) / typical)
     whole = [step for step, count in zip(steps, call_counts, strict=True) if 0.5 < count / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
-    lengths = _until_next(whole, {(step.device, step.start_ns) for step in steps})
+    lengths = _followed(whole, {(step.device, step.start_ns) for step in steps})
     if not until_next or 2 * len(lengths) < len(whole):
         until_next = False
         lengths = [(step, step.span_ns) for step in whole]
@@ -102,18 +102,19 @@ def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
         samples_ms["overlapped"].append((step.time_ns - busy_ns) / 1e6)
     for op_class in {kernel.op_class for kernel in kernels.values()}:
         samples_ms[op_class] = [step.times(op_class).time_ns / 1e6 for step in whole]
-    means = {name: centre(tuple(values)) for name, values in samples_ms.items()}
+    half_width_ms = {}
+    for name, values in samples_ms.items():
+        mean = centre(tuple(values))
+        half_width_ms[name] = ONE_STEP_ERROR * mean.value
+        if mean.n > 1:
+            half_width_ms[name] = students_t(mean.n - 1, CONFIDENCE) * mean.error
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
         of_operators = sum(row.calls for row in trace.kernels if row.phase == "decode" and row.op)
         launch = "single launches" if of_operators > sum(call_counts) / 2 else "a graph"
     return DecodeStep(
-        file=Path(trace.path).name, steps=len(whole), kernels=kernels, idle_ms=means["idle"].value,
-        half_width_ms={
-            name: students_t(mean.n - 1, CONFIDENCE) * mean.error
-            if mean.n > 1 else ONE_STEP_ERROR * mean.value
-            for name, mean in means.items()
-        },
+        file=Path(trace.path).name, steps=len(whole), kernels=kernels,
+        idle_ms=centre(tuple(samples_ms["idle"])).value, half_width_ms=half_width_ms,
         until_next=until_next, launch=launch, on_cpu=trace.on == "cpu",
     )  # fmt: skip
 
@@ -131,9 +132,7 @@ def _mean_kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
     return kernels
 
 
-def _until_next(
-    steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]
-) -> list[tuple[TraceStep, int]]:
+def _followed(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
     """The steps that another decode step follows without a pause, each with the ns until that one starts.
     starts: device and start in ns of all decode steps of the trace"""
     lengths = [
@@ -152,8 +151,7 @@ class KernelSwap:
     old: Sequence[str] = ()  # kernels that the change takes away, those with most time first
     new: Sequence[str] = ()  # kernels that it brings
     foreign: str = ""  # the op's kernel with most time before, where that step has none of the run's old ones
-    guessed: bool = False
-    """Whether `new` is taken for the run's new kernels only because the old ones are gone."""
+    guessed: bool = False  # whether `new` is taken for the run's only because the old ones are gone
     new_part_by_op: Mapping[str, float] = field(default_factory=dict)
     """Op -> the part of its time before whose calls went to new kernels; empty where a run names kernels."""
 
@@ -170,9 +168,7 @@ class ChangedOp:
     new_part: float | None  # the part of them that the new kernel took; None: kernels' names do not tell
 
 
-def changed_op(
-    before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone | None
-) -> ChangedOp:
+def changed_op(before: DecodeStep | None, after: DecodeStep, ops: Names, alone: Alone | None) -> ChangedOp:
     """The kernels of the op, which are told apart by the names in a run that has them, else by comparing both
     steps. before: None where only the server with the change was profiled"""
     names_before = _kernels_of(before, ops) if before else []
@@ -183,20 +179,20 @@ def changed_op(
         swap = _swap_by_run(before, after, ops, naming_run)
     elif before:
         swap = _swap_by_comparison(before, after, ops)
-    names = [*swap.old, *names_before, *names_after]
-    main = names[0] if names else ""  # the kernel whose calls are those of the op
+    # Calls of the op are those of its main kernel. In a trace with the change alone it has two: old and new.
+    main = next(iter([*swap.old, *names_before, *names_after]), "")
     first = before or after
     calls = first.calls_of([main])
     if naming_run and before is None:
         calls = after.calls_of(swap.old[:1]) + after.calls_of(swap.new[:1])
     new_part = _new_part(before, after, swap, naming_run is not None, calls)
-    if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
+    if alone and alone.op == "fused_moe" and calls:
+        # One kernel may compute both products of a call, in two launches. Then the run has the sum of these.
         calls /= max(1, round(alone.kernel_us.get(main, 0.0) / first.kernels[main].us_per_call))
-    if before:
-        names_before += swap.old
-    names_after += [*swap.new, *(name for name in swap.old if name in after.kernels)]
+    swapped_after = [*swap.new, *(name for name in swap.old if name in after.kernels)]
     return ChangedOp(
-        swap=swap, before=[*dict.fromkeys(names_before)], after=[*dict.fromkeys(names_after)],
+        swap=swap, before=[*dict.fromkeys([*names_before, *(swap.old if before else ())])],
+        after=[*dict.fromkeys([*names_after, *swapped_after])],
         run_names=naming_run.new if naming_run else (), calls=calls, new_part=new_part,
     )  # fmt: skip
 
@@ -204,8 +200,7 @@ def changed_op(
 def _new_part(
     before: DecodeStep | None, after: DecodeStep, swap: KernelSwap, is_named: bool, calls: float
 ) -> float | None:
-    """The part of the op's calls that the new kernel took; None: kernels' names do not tell. is_named:
-    whether a run names the kernels"""
+    """See ChangedOp.new_part. is_named: whether a run names the kernels"""
     if is_named and not swap.new:
         return 0.0
     if is_named and before is None:
@@ -215,22 +210,20 @@ def _new_part(
     return _part_gone(before, after, swap.old) if before and swap.old and swap.new else None
 
 
-def _swap_by_run(
-    before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone
-) -> KernelSwap:
+def _swap_by_run(before: DecodeStep | None, after: DecodeStep, ops: Names, alone: Alone) -> KernelSwap:
+    """The swapped kernels, by their names in a run."""
     old = _named_in(before or after, alone.old, ops, alone.new)
     new = _named_in(after, alone.new, ops, alone.old)
     if before is None:
         return KernelSwap(old, new)
     foreign = ""
-    guessed = False
-    if not old:
-        old = _kernels_of(before, ops)[:1]
-        foreign = "".join(old)
+    if not old and (of_op := _kernels_of(before, ops)):  # the server ran another kernel than the run before
+        foreign = of_op[0]
+        old = [foreign]
+    guessed: list[str] = []
     if old and not new and after.calls_of(old) < CALLS_GONE * before.calls_of(old):
-        new = _new_unknown(before, after)
-        guessed = bool(new)
-    return KernelSwap(old, new, foreign, guessed)
+        guessed = _new_unknown(before, after)
+    return KernelSwap(old, new or guessed, foreign, bool(guessed))
 
 
 def _swap_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[str]) -> KernelSwap:
@@ -273,12 +266,10 @@ def _kernels_of(step: DecodeStep, ops: Collection[str]) -> list[str]:
     return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)]
 
 
-def _named_in(
-    step: DecodeStep, run_names: Sequence[str], ops: Collection[str], other_row: Collection[str]
-) -> list[str]:
+def _named_in(step: DecodeStep, run_names: Names, ops: Names, other_row: Names) -> list[str]:
     """The kernels of the op in a step that have one of the names in a run. Where no kernel has, those that
-    have one apart from template values. Kernels of other classes are left out although they may have these
-    names, as torch's products have. other_row: the names of the kernels of the run's other row"""
+    have one apart from template values. other_row: the names of the kernels of the run's other row"""
+    # A kernel of another op may have the same name, as the products of torch have.
     of_op = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
     stems = {_stem(name) for name in run_names}
     same_names = [name for name in run_names if name in of_op]
@@ -286,8 +277,7 @@ def _named_in(
 
 
 def swapped_kernel(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: Alone) -> str:
-    """The new kernel of a run, if only the step before has it, and only the step after has the old kernels:
-    the traces are swapped. Else empty."""
+    """The run's new kernel if the traces are swapped: only the first has it, only the second old ones."""
     old_before, old_after = (_named_in(step, alone.old, ops, alone.new) for step in (before, after))
     new_before, new_after = (_named_in(step, alone.new, ops, alone.old) for step in (before, after))
     is_swapped = new_before and old_after and not (new_after or old_before)

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from harness.decide.choices import launch_text
-from harness.decide.decision import BestCase, Compared, Decision
+from harness.decide.decision import BestCase, Choice, Decision
 from harness.decide.text import answer, crossover_text, notes, snippet
 from harness.decide.worth import Worth
 from harness.page.case import four_digits
@@ -62,7 +62,7 @@ def _choices(decision: Decision) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _choice_data(choice: Compared) -> dict[str, Any]:
+def _choice_data(choice: Choice) -> dict[str, Any]:
     comparison = choice.comparison
     assert comparison
     launch = launch_text(choice.settings)
@@ -105,7 +105,7 @@ def _field_data(found: BestCase, x_size: str, y_sizes: Sequence[str]) -> dict[st
     sizes = found.case.sizes
     fastest, fastest_us = found.fastest.new.cell.impl, found.fastest.new_us
     lead = found.chosen.new_us / fastest_us
-    beyond = f"{found.beyond.cell.impl}, {microseconds(found.beyond_us)}" if found.beyond else ""
+    beyond = f"{found.no_flag.cell.impl}, {microseconds(found.no_flag_us)}" if found.no_flag else ""
     return {
         "x": str(sizes[x_size]), "y": text_of({name: sizes[name] for name in y_sizes}) or found.case.op,
         "case": found.case.sizes_text, "name": fastest, "us": fastest_us, "took": microseconds(fastest_us),

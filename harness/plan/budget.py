@@ -13,7 +13,7 @@ from shapes.case import Case
 def allowance(remaining_s: float, queue: Sequence[Case], min_s: float) -> tuple[float, int]:
     """The seconds of the remaining budget for the first case of the queue, and how many cases the budget
     reaches: as many as can get `min_s` each, but at least one. The cases that it reaches share it by weight.
-    The first one gets `min_s` at least, as far as that remains, and at least a millisecond."""
+    The first one gets at least `min_s`, or all that remains if that is less, but never under 1 ms."""
     reached = queue[: max(1, int(remaining_s // min_s))]
     total_weight = sum(case.weight for case in reached)
     share_s = remaining_s * queue[0].weight / total_weight if total_weight else 0.0

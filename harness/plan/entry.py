@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,14 +25,12 @@ class ConfigSearch:
     pruned: dict[str, int]  # how many of them were left out, by reason
     raced: int  # how many of them were timed
     tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """The table files of an engine's kernel, each with the configurations that the kernel takes at present by
-    the number of rows M (kernels.engine_tuning)."""
+    """Table file of an engine's kernel -> M -> its present configuration (kernels.engine_tuning)."""
 
 
 Config = dict[str, Any] | None  # of a tunable implementation; None: it chooses one itself
 Configs = tuple[Sequence[Config], ConfigSearch | None]
-"""The configurations with which an implementation is measured in a case, the baseline's first, and how they
-were found in a race."""
+"""With which configurations an implementation is measured, the baseline's first; how a race found them."""
 ConfigsOf = Callable[[Implementation, Case], Configs]
 
 
@@ -41,9 +39,7 @@ def own_choice(implementation: Implementation, case: Case) -> Configs:
     return [None], None
 
 
-def entry_name(
-    impl: str, setting: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
-) -> str:
+def entry_name(impl: str, setting: str, launch: str, platform: str, config: Config = None) -> str:
     """The name of an entry in verdicts: the implementation, and what differs from the default: a setting
     other than the plain one, an eager launch on a GPU, a configuration that it has to use."""
     words = [impl]
@@ -69,8 +65,8 @@ class Entry:
     status: Status | None = None  # how it failed; None as long as it has not failed
     reason: str = ""  # why it failed
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
-    setup_s: float = 0.0  # seconds of preparing it, with JIT compilers and the first call, at their longest
-    call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
+    setup_s: float = 0.0  # seconds of its longest preparation, JIT compilers and the first call included
+    call_s: float = 0.0  # seconds of the last call that was checked: a rough figure
     samples_s: float = 0.0  # seconds that its samples took
     check: dict[str, Any] = field(default_factory=dict)  # results of checks (see schema.Cell.check)
     kernels: list[dict[str, Any]] = field(default_factory=list)  # those that a call ran (child/profile.py)

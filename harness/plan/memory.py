@@ -1,5 +1,4 @@
-"""Plans the memory of a case, in bytes: how many sets of operands calls rotate over (`rotation`), and which
-entries a device holds at once (`Memory`)."""
+"""Plans the memory of a case: over how many sets of operands calls rotate, which entries fit at once."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from kernels.platform import Platform, free_memory
 from shapes.case import Case
 
 MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
-"""A reference that needs more flops than this is computed for a sample of the rows: about 10 s of products
-on two CPU cores."""
+"""A reference of more flops is computed for a sample of the rows. Two CPU cores take about 10 s for 4e11."""
 
 MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
 """The share of the free memory that may be used. On a CPU the parent and its libraries need some."""
@@ -34,8 +32,7 @@ DRAWING = 256 * MIB
 """The least memory, in segments of torch's allocator, for drawing operands and hashing them in pieces."""
 
 ROTATE_CACHES = 2
-"""Between two calls on the same set of operands, other calls touch this many times the size of the last-level
-cache, or as many bytes as were measured to be enough."""
+"""Two calls on a set lie this many last-level caches apart, or as many bytes as are measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 UNKNOWN_LEVEL = 256 * MIB  # assumed for an unknown last-level cache: the largest one of a GPU in 2026
@@ -71,19 +68,20 @@ def rotation(
     """
     level = last_level or UNKNOWN_LEVEL
     needed_between = min(reach or math.inf, ROTATE_CACHES * level)
-    not_streamed = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)  # bytes of one call
+    # Of a call: activations and the output. Only in cold mode each set has its own.
+    other_bytes = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)
 
     def touched(copies: int) -> int:
-        """The bytes that calls on so many sets touch, without those of which there is one set."""
-        return op.streamed_bytes(sizes, copies) + (copies * not_streamed if mode == "cold" else 0)
+        """The bytes that calls on so many sets touch, apart from what the sets share."""
+        return op.streamed_bytes(sizes, copies) + (copies * other_bytes if mode == "cold" else 0)
 
     def enough(copies: int) -> bool:
         """Whether the cache has lost a set when calls come to it again."""
-        # Between two calls on one of several sets come the calls on the others. Two calls on a single set
-        # follow each other: the end of a call then pushes what the call reads first out of the cache.
+        # Between two calls on a set come those on all others. With a single set none come between: then the
+        # end of a call has pushed out what the next call reads first.
         between = touched(copies) - touched(1) if copies > 1 else touched(1)
-        if mode == "serving":  # Activations and the output, of which there is one set, use the cache, too.
-            between += not_streamed
+        if mode == "serving":  # what the sets share uses the cache, too
+            between += other_bytes
         return between >= needed_between
 
     most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
@@ -108,8 +106,7 @@ class Memory:
     """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
     def __init__(self, case: Case, platform: Platform, baseline: str, mode: str, share: float = 1.0) -> None:
-        """baseline: the name of an implementation; mode: as in Rotation; share: of the machine's free memory,
-        where other devices are measured at the same time"""
+        """baseline: an implementation; mode: as in Rotation; share: of the free memory of a shared machine"""
         self.op = op = kernels.OPS[case.op]
         self.sizes = sizes = op.sizes(case.sizes)
         self.boundary = case.boundary
@@ -125,8 +122,8 @@ class Memory:
         blas = blas_workspace(platform)
         context = 0 if on_cpu else CONTEXT
         self.worker_bytes = context + WORKER_STREAMS * blas  # of a worker without entries and operands
-        # The judge's memory while entries are measured, and its further memory while it computes a reference;
-        # workers have one set of operands then. On a CPU it keeps its references.
+        # judge_bytes: what the judge has at any time, on a CPU with the references that it keeps;
+        # reference_bytes: what it has besides on a GPU while it computes a reference.
         if on_cpu:
             self.judge_bytes = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu")
             self.reference_bytes = 0
@@ -135,8 +132,7 @@ class Memory:
             self.reference_bytes = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
 
     def needed(self, group: Sequence[Entry], copies: int) -> int:
-        """Bytes of the device's memory for the judge and the group's workers, on so many sets of operands.
-        The workers of interpreted entries run after those of timed entries, on one set."""
+        """The most bytes of the device's memory that the judge and the group's workers have at a time."""
         timed = [entry for entry in group if not entry.interpreted]
         interpreted = [entry for entry in group if entry.interpreted]
         if not any(entry.setting.is_rerun for entry in timed):
@@ -144,9 +140,9 @@ class Memory:
             baselines = [entry for entry in timed if entry.impl.name == self.baseline]
             timed += (baselines or timed)[:1]
         return self.judge_bytes + max(
-            self._workers(timed, copies),
-            self._workers(timed, 1) + self.reference_bytes,
-            self._workers(interpreted, 1),
+            self._workers(timed, copies),  # while rounds are measured
+            self._workers(timed, 1) + self.reference_bytes,  # before: the judge computes a reference
+            self._workers(interpreted, 1),  # after them
         )
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
@@ -159,8 +155,7 @@ class Memory:
         return self.needed(group, copies) <= self.usable
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries that are in every group: the baseline under the first setting, if it is there, and its
-        rerun where settings are compared."""
+        """The entries of every group: the baseline under the first setting; with settings also its rerun."""
         baselines = [entry for entry in entries if entry.impl.name == self.baseline]
         return baselines[:1] + [entry for entry in baselines[1:] if entry.setting.is_rerun]
 
@@ -192,6 +187,7 @@ class Memory:
         if baselines and not self.fits(baselines, copies):
             too_large += baselines
             groups = [[entry for entry in group if entry not in baselines] for group in groups]
+        # A rerun has no record of its own, so that of the baseline says it.
         too_large = [entry for entry in too_large if not entry.setting.is_rerun]
         for entry in too_large:
             needed = f"needs {self.needed([entry], copies) / GIB:.1f} GiB of memory"
@@ -203,15 +199,14 @@ def memory_needed(
     op: Op, sizes: Any, entries: Sequence[Entry], copies: int, mode: str = "serving", boundary: str = "core"
 ) -> int:
     """Bytes of one worker's operands and entries, on so many sets of operands. mode: as in Rotation"""
-    # The first set is there twice while it moves to fresh buffers. In cold mode a further set shares nothing
-    # with the others (`Operands.turned`).
+    # The first set is there twice while it moves to fresh buffers. In cold mode sets share nothing.
     further_set = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     total = 2 * op.operand_bytes(sizes) + (copies - 1) * further_set
     output = op.output_bytes(sizes)
-    # The worker keeps the first output of each set that differs in value, and the farthest (outputs.Repeats).
+    # Sets differ in the values of live operands (`Op.turns`), or are equal. The worker keeps the first output
+    # of each set that differs, and the farthest output of all (outputs.Repeats).
     kept_outputs = copies + 1 if op.turns else 2
-    # Where sets differ in live operands alone (`Op.turns`), they share one layout of the stationary ones.
-    layouts = 1 if op.turns else copies
+    layouts = 1 if op.turns else copies  # sets that differ in live operands share the stationary ones
     shared_layouts: dict[str, int] = {}
     before_capture = 0
     for entry in entries:
@@ -224,8 +219,8 @@ def memory_needed(
         else:
             total += layouts * impl.layout(sizes)
         if entry.launch == "graph":
-            # A graph has scratch of its own, and outputs where the library allocates them. The calls before
-            # its capture need as much once more, which the calls before the next capture use again.
+            # A graph keeps its scratch, counted above, and the outputs that its library allocates. The eager
+            # calls before its capture need as much again, and free it for those before the next capture.
             allocated = copies * output if impl.allocates else 0
             before_capture = max(before_capture, impl.scratch(sizes) + allocated)
     return total + sum(shared_layouts.values()) + before_capture
@@ -234,9 +229,8 @@ def memory_needed(
 def blas_workspace(platform: Platform) -> int:
     """Bytes that torch keeps for matrix products for each stream that they ran on, beside all else:
     32 MiB for cuBLAS, which cuBLASLt shares; 128 MiB for hipBLAS on gfx942 and gfx950, 32 MiB on others,
-    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp:
-    parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize). Before Hopper, and on Blackwell under older
-    versions, cuBLAS gets 8 MiB."""
+    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp). Before Hopper, and on
+    Blackwell under older versions, cuBLAS gets 8 MiB."""
     match platform.kind:
         case "cuda":
             return 32 * MIB

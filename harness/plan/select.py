@@ -1,5 +1,4 @@
-"""The ops, cases, implementations and launch modes that a command names. Each function raises UsageError for
-what it does not know."""
+"""Finds the ops, cases, implementations and launch modes that a command names, or raises UsageError."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def unknown_implementation(op: str, name: str) -> UsageError:
 
 
 def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose: str) -> Case:
-    """The case of a `--case` text that names one case; the boundary is the op's first by default. purpose:
-    the command that takes one case, for the error"""
+    """The one case of a `--case` text, by default at the op's first boundary. purpose: for the error"""
     cases = choose_cases(op, None, [text], boundary or op.boundaries[0], arch)
     if len(cases) > 1:
         raise UsageError(f"{text!r} names {len(cases)} cases; a {purpose} is of one")
@@ -114,8 +112,8 @@ def choose_baseline(
     cases: Sequence[Case] = (),
     variables: Mapping[str, str | None] = {},
 ) -> tuple[str, list[Implementation]]:
-    """The baseline that `--baseline` names, by default the op's best torch implementation; and what has to be
-    added to `selected` for it: itself, or for an engine what it runs in the cases under the variables."""
+    """The baseline, an implementation or an engine, by default the op's best torch implementation; and the
+    implementations that `selected` lacks for it: for an engine what it runs in the cases under variables."""
     known = {impl.name: impl for impl in kernels.implementations(op.name)}
     baseline = option or op.baseline[platform.kind]
     if baseline in engines():

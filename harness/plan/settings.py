@@ -1,5 +1,4 @@
-"""Settings, under which entries run: sets of environment variables, or the kernels/ of revisions of this
-repository under this checkout's harness."""
+"""Settings, under which entries run: sets of environment variables, or the kernels/ of another revision."""
 
 from __future__ import annotations
 

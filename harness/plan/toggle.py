@@ -1,5 +1,4 @@
-"""Plans what `toggle` compares: the settings that flags make, or the implementations that an engine's flag
-chooses between. Leaves out flags that can have no effect here."""
+"""Plans what `toggle` compares: settings of flags, or the implementations that an engine's flag chooses."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from harness.plan.settings import UNSET, Setting, parse_setting, parse_threads, 
 from kernels.platform import Platform
 from shapes.names import near
 
-MARGIN = 0.02
-"""A smaller change counts as `same`: production is not changed for it, and few machines resolve less."""
+MARGIN = 0.02  # a smaller change counts as `same`: production stays for it, and few machines resolve less
 
 MOST_SETTINGS = 32  # the most settings that one run compares
 
@@ -127,31 +125,19 @@ def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Se
 def _effective(
     named: Flags, op: str, platform: Platform, launch: str, recipe: str | None, force: bool, log: Log
 ) -> Flags:
-    """The flags that can have an effect here, or all with `force`. Of a recipe, flags that make an engine
-    choose between implementations are left out, too. Raises UsageError for a misspelt name, and NothingRan
-    where no flag is left or where one that was named on the command line can have no effect."""
-    obstacles: dict[str, str] = {}  # why each flag can have no effect here; empty where it may have one
-    for name, values in named.items():
-        entry = flags.catalogue().get(name)
-        if entry is None:
-            meant = " or ".join(near(name, flags.catalogue(), 0.75))
-            if meant and not force:
-                raise UsageError(f"unknown flag {name!r}; did you mean {meant}? (--force sets it as it is)")
-            log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
-            obstacles[name] = ""
-            continue
-        for value in values:
-            if why := entry.why_unknown(value):
-                log(why)
-        obstacles[name] = entry.obstacle(op, platform, launch)
+    """The flags to toggle. Of a recipe they are those that can have an effect here and make no engine choose
+    between implementations. Of the command line, and with `force`, they are all; without `force` each must be
+    able to have an effect. Raises NothingRan, and UsageError for a misspelt name."""
+    obstacles = {
+        name: _obstacle(name, values, op, platform, launch, force, log) for name, values in named.items()
+    }
     reasons = [reason for reason in obstacles.values() if reason]
     if force:
         for reason in reasons:
             log(reason)
-        return named
-    if not recipe:
-        if reasons:
-            raise NothingRan(f"{'; '.join(reasons)} (--force runs it all the same)")
+    elif reasons and not recipe:
+        raise NothingRan(f"{'; '.join(reasons)} (--force runs it all the same)")
+    if force or not recipe:
         return named
     effective = {name: values for name, values in named.items() if not obstacles[name] and not _chooses(name)}
     if not effective:
@@ -163,10 +149,26 @@ def _effective(
     return effective
 
 
+def _obstacle(
+    name: str, values: Iterable[str | None], op: str, platform: Platform, launch: str, force: bool, log: Log
+) -> str:
+    """Why a flag has no effect here; empty where it may have one. Raises UsageError for a misspelt one."""
+    flag = flags.catalogue().get(name)
+    if flag is None:
+        meant = " or ".join(near(name, flags.catalogue(), 0.75))
+        if meant and not force:
+            raise UsageError(f"unknown flag {name!r}; did you mean {meant}? (--force sets it as it is)")
+        log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
+        return ""
+    for why in filter(None, map(flag.why_unknown, values)):
+        log(why)
+    return flag.obstacle(op, platform, launch)
+
+
 def _chooses(name: str) -> bool:
     """Whether a flag makes an engine choose between implementations."""
-    entry = flags.catalogue().get(name)
-    return entry is not None and bool(entry.chooses)
+    flag = flags.catalogue().get(name)
+    return flag is not None and bool(flag.chooses)
 
 
 def _chosen_rows(toggled: Flags, op: str, log: Log) -> list[str]:
@@ -177,11 +179,11 @@ def _chosen_rows(toggled: Flags, op: str, log: Log) -> list[str]:
         raise UsageError(f"{choosing[0]} chooses between implementations: toggle it without other flags")
     rows: list[str] = []
     for name in choosing:
-        entry = flags.catalogue()[name]
+        flag = flags.catalogue()[name]
         for value in toggled[name]:
-            chosen = entry.stands_for(value, op)
+            chosen = flag.stands_for(value, op)
             meaning = " or ".join(chosen) or "nothing that is a row here"
-            log(f"{name}={value_text(value)} makes {entry.library} run {meaning} for {op}")
+            log(f"{name}={value_text(value)} makes {flag.library} run {meaning} for {op}")
             rows += [row for row in chosen if row not in rows]
     if rows:
         log(f"no engine runs here: comparing {', '.join(rows)} instead of setting it")

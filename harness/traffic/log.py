@@ -47,8 +47,7 @@ NOTES = {
 
 
 def read_log(lines: Iterable[str], traffic: Traffic) -> str:
-    """Adds what the lines of one log tell. Returns how many lines of each kind tell something, as text; empty
-    where none does. Raises UsageError where --drafts is needed."""
+    """Adds what a log tells; returns how many lines do, by kind. Raises UsageError if --drafts is needed."""
     line_counts: Counter[str] = Counter()
     kv_capacity = 0  # tokens that the KV cache holds; 0: not known
     drafts = 0  # draft tokens of a step, by the log's acceptance rates
@@ -101,7 +100,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         q = traffic.query_tokens("vLLM's log has acceptance rates", said=None if is_silent else drafts)
         for decoding, cached in snapshots:
             traffic.add(1, decoding, q * decoding, cached)
-    traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
+    traffic.calls |= Counter([*shapes])  # the larger count, not the sum: logs of all ranks have the same
     has = {**line_counts, "shapes": bool(shapes), "prompts": has_prompts}
     for what, note in NOTES.items():
         if has.get(what):

@@ -31,17 +31,16 @@ FLASHINFER_MLA = re.compile(r"mla_paged_decode_h(\d+)_ckv512_kpe64_ps(\d+)")
 
 
 def read_files(paths: Sequence[str], traffic: Traffic) -> None:
-    """Adds what each file tells. Raises UsageError for a file that tells nothing, and where one has steps and
-    another none."""
+    """Adds what each file tells. Raises UsageError if one tells nothing, or only some have steps."""
     counts = Counter(Path(path).resolve() for path in paths)
     for file, count in counts.items():
         if count > 1:
             raise UsageError(f"{file} is given twice: its steps would count twice")
     without_steps = []
     for path in map(Path, paths):
-        before = traffic.count()
+        before = traffic.step_count()
         traffic.read.append(f"{path}: {_read(path, traffic)}")
-        if traffic.count() == before:
+        if traffic.step_count() == before:
             without_steps.append(path)
     if without_steps and len(without_steps) < len(paths):
         raise UsageError(f"{without_steps[0]} has shapes without steps, another file has steps: give them "
@@ -116,9 +115,8 @@ def _flashinfer_call(name: str, axes: Mapping[str, Any]) -> tuple[str, str] | No
 
 
 def _client_run(run: ServingRun, traffic: Traffic) -> str:
-    """Adds the steps of a client's run, and returns a line on it. They are those of the times of each request
-    where the client kept them, else of a closed loop of its lengths and concurrency. Raises UsageError where
-    it has neither."""
+    """Adds the steps of a client's run, and returns a line on it. They come from the times of each request,
+    else from a closed loop of its lengths and concurrency. Raises UsageError where it has neither."""
     q = 1
     if traffic.drafts or run.speculation not in ("", "none"):
         evidence = f"{run.source}: speculation {run.speculation or 'not said'}"
@@ -128,7 +126,7 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
     if all(columns):
         of_group = list(zip(*columns, strict=True))[:: traffic.dp]  # requests of one group of ranks
-        return _timed(run.client, of_group, q, traffic)
+        return _add_timed(run.client, of_group, q, traffic)
     asked, totals = run.workload, run.totals
     requests = totals.completed or asked.num_prompts or 0
     isl = asked.longest_input_len or asked.input_len or (totals.input_tokens or 0) / max(requests, 1)
@@ -154,10 +152,10 @@ def _client_run(run: ServingRun, traffic: Traffic) -> str:
     return f"{run.client}, {isl:.0f} in, {osl:.0f} out at concurrency {in_flight}, no times of requests"
 
 
-def _timed(client: str, requests: Sequence[tuple[Any, ...]], q: int, traffic: Traffic) -> str:
+def _add_timed(client: str, requests: Sequence[tuple[Any, ...]], q: int, traffic: Traffic) -> str:
     """Adds a step for each prompt, and decode steps: where n requests decode at a time, each arrival of
-    tokens is 1/n of a step. Contexts rise evenly from the first token of an answer to its last. requests:
-    start in s, tokens in, tokens out, TTFT in ms, and ITLs in ms of each"""
+    tokens is 1/n of a step. Contexts rise evenly from the first token of an answer to its last. Returns a
+    line on the run. requests: start in s, tokens in, tokens out, TTFT in ms, and ITLs in ms of each"""
     decodes: list[tuple[float, float, int, int]] = []  # seconds of the first and last token, isl, osl
     arrivals_s: list[float] = []
     for start_s, isl, osl, ttft_ms, itls_ms in requests:

@@ -14,12 +14,14 @@ from shapes.lengths import parse_span, spread
 from shapes.models import ModelConfig
 from shapes.scheduler import Phase
 
+Calls = Counter[tuple[str, str]]  # (op, sizes as text) -> how many calls have them
+
 
 @dataclass(frozen=True)
 class Step:
-    """Steps of one rank: a phase, which may itself have several, and how often there is such a phase."""
+    """Equal steps of one rank: `count` times the `phase.steps` steps of a phase."""
 
-    count: int  # of such phases
+    count: int
     phase: Phase  # its `lengths` are empty where the contexts of the requests are not known
     decoding: int = 0  # requests that decode
     tokens: int = 0  # query tokens of all of them
@@ -38,7 +40,7 @@ class Traffic:
     drafts_read: bool = False  # whether a file has steps that verify drafts
     dp: int = 1  # groups of ranks over which a client's requests spread; logs and traces are of one group
     steps: list[Step] = field(default_factory=list)
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # of (op, sizes) that a file itself has
+    calls: Calls = field(default_factory=Counter)  # those whose sizes a file itself has
     read: list[str] = field(default_factory=list)  # a line on each file that was read
     notes: dict[str, None] = field(default_factory=dict)  # what a reader must know, each once and in order
     left_out: Counter[str] = field(default_factory=Counter)  # what was not taken, with the reason
@@ -101,14 +103,13 @@ class Traffic:
         else:
             self.left_out["steps without tokens"] += count
 
-    def count(self) -> int:
+    def step_count(self) -> int:
         return sum(step.count * step.phase.steps for step in self.steps)
 
 
 def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tuple[int, int], ...]:
     """(new, prefix) of each of `batch` prompts, which have `new` and `prefix` tokens together; none without
-    new tokens. span: `LEAST..MOST`, over which the new tokens of prompts spread; empty: they are equally
-    long"""
+    new tokens. span: `LEAST..MOST`, over which prompts' new tokens spread; empty: all have as many"""
     if not (batch and new):
         return ()
     lengths = spread(parse_span(span or str(new // batch), least=0), batch, 0)
@@ -120,7 +121,7 @@ def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
     have no steps. Raises UsageError where there are no cases."""
     place = f"{deployment.model.name} {deployment.parallel.text} traffic"
     ops_in_files = {op for op, _ in traffic.calls}
-    steps = traffic.count()
+    steps = traffic.step_count()
     cases = [
         Case(call.op, call.sizes, place=f"{place} {call.place}", weight=call.times)
         for call in _calls_of_steps(traffic, deployment)
@@ -160,16 +161,16 @@ def _routing_sizes(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traff
 
 def _calls_of_steps(traffic: Traffic, deployment: Deployment) -> list[Call]:
     """The calls of the mean step; none where the files have no steps."""
-    steps, total = traffic.steps, traffic.count()
+    steps, total = traffic.steps, traffic.step_count()
     if not steps:
         return []
-    # `reduce_tokens` takes a phase as having a token for each length, so here it has a length for each token.
+    # `reduce_tokens` counts one token for each length. With drafts a request has several: it gets as many.
     by_tokens = [
         Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
     ]
     has_contexts = {bool(step.phase.lengths) for step in steps if step.decoding}
     if len(has_contexts) > 1:
-        traffic.note("the contexts of decoding requests are not in all steps; the others stand for those")
+        traffic.note("some steps do not say the contexts of decoding requests; those that do stand for all")
     by_q: dict[int, list[Phase]] = defaultdict(list)
     for step in steps:
         if step.decoding:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from harness.serving.trace.profilers import NONE, RecordedTrace
-from harness.traffic.steps import Traffic, even_chunks
+from harness.traffic.steps import Calls, Traffic, even_chunks
 from shapes.bins import span_of
 
 VLLM = re.compile(
@@ -35,8 +35,7 @@ EXPERTS = re.compile("moe", re.IGNORECASE)
 
 
 def read_trace(recorded: RecordedTrace, traffic: Traffic) -> str:
-    """Adds what a trace tells; returns what that is, empty where it tells nothing. Raises UsageError where
-    --drafts is needed."""
+    """Adds what a trace tells; returns what that is, or empty. Raises UsageError where --drafts is needed."""
     names = list(recorded.names)
     span_counts = Counter(names[number] for number in recorded.spans.name)
     steps_by_engine: dict[str, list[tuple[re.Match[str], int]]] = {}
@@ -51,12 +50,12 @@ def read_trace(recorded: RecordedTrace, traffic: Traffic) -> str:
 
     # A tool may have annotated the same steps once more, so the annotations that say most are taken.
     engine = max(steps_by_engine, key=detail)
-    before, (_, add_steps) = traffic.count(), READERS[engine]
+    before, (_, add_steps) = traffic.step_count(), READERS[engine]
     for match, count in steps_by_engine[engine]:
         add_steps(match, count, traffic)
     found = []
     if steps_by_engine[engine]:
-        found.append(f"{traffic.count() - before} steps in annotations of {engine}")
+        found.append(f"{traffic.step_count() - before} steps in annotations of {engine}")
     calls = _calls_by_dimensions(recorded, names, traffic) + _calls_by_kernel_names(recorded, names, traffic)
     traffic.calls.update(calls)
     if calls:
@@ -107,8 +106,7 @@ READERS = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _a
 
 
 def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[int, int], ...]:
-    """(new, prefix) of each prompt of a step, from the sums of their new tokens, of their prefixes and of the
-    squares of their new tokens (0: not said)."""
+    """(new, prefix) of each prompt, from the sums of new tokens, prefixes and squares of new tokens."""
     span = ""
     if squares and prompts:
         mean = new / prompts
@@ -116,13 +114,11 @@ def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[in
     return even_chunks(prompts, new, prefix, span)
 
 
-def _calls_by_dimensions(
-    recorded: RecordedTrace, names: list[str], traffic: Traffic
-) -> Counter[tuple[str, str]]:
-    """(op, sizes) of the calls whose operators' `Input Dims` show block scales, with their numbers. Empty
-    where graphs are replayed: they have no operators, so the others would stand for all."""
+def _calls_by_dimensions(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> Calls:
+    """The calls whose operators' `Input Dims` show block scales. None where graphs are replayed: they have no
+    operators, so the others would stand for all."""
     shapes, ops = list(recorded.shapes), recorded.ops
-    found: Counter[tuple[str, str]] = Counter()
+    found: Calls = Counter()
     calls: Counter[tuple[int, int]] = Counter()  # of the number of a name and that of dimensions
     ends: dict[tuple[int, int], int] = {}  # an operator inside another repeats its dimensions
     columns = [column.tolist() for column in (ops.start, ops.length, ops.thread, ops.shapes, ops.name)]
@@ -149,7 +145,7 @@ def _with_axes(dims: list[object], axes: int) -> list[list[int]]:
 
 
 def _gemm(dims: list[object]) -> tuple[str, str] | None:
-    """The call of inputs (M, K), (N, K) or (K, N), and behind them scales (M, K/128) and (N/128, K/128), also
+    """The call of inputs (M, K), (N, K) and then scales (M, K/128), (N/128, K/128), all but the first perhaps
     transposed; None of others."""
     matrices = _with_axes(dims, 2)
     for number, ((m, k), other) in enumerate(pairwise(matrices)):
@@ -179,12 +175,9 @@ def _experts(dims: list[object]) -> tuple[str, str] | None:
     return None
 
 
-def _calls_by_kernel_names(
-    recorded: RecordedTrace, names: list[str], traffic: Traffic
-) -> Counter[tuple[str, str]]:
-    """(op, sizes) of the calls of DeepGEMM whose kernels' names have M, with their numbers. Most names have N
-    and K alone."""
-    found: Counter[tuple[str, str]] = Counter()
+def _calls_by_kernel_names(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> Calls:
+    """The calls of DeepGEMM whose kernels' names have M. Most names have N and K alone."""
+    found: Calls = Counter()
     for number, count in zip(*np.unique(recorded.work.name, return_counts=True), strict=True):
         if match := DEEP_GEMM.search(names[number]):
             m, n, k = map(int, match.groups())

@@ -65,8 +65,7 @@ def raced_configs(
     ordered = dict.fromkeys([*neighbours[:NEIGHBOURS], *shuffled])  # each once
     others = [config for config in ordered if values(config) != baseline]
     raced, pruned = _fitting(implementation, target, sizes, others, keep)
-    not_kept = len(others) - len(raced) - pruned.total()
-    if not_kept:
+    if not_kept := len(others) - len(raced) - pruned.total():
         pruned[NOT_KEPT] = not_kept
     search = ConfigSearch(
         baseline, origin, considered=1 + len(others), pruned=dict(pruned), raced=1 + len(raced), tables=files

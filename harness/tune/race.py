@@ -46,6 +46,7 @@ ENGINE_CONFIG_S = 2.0
 
 Choice = Mapping[str, Any] | None  # what is stored for a case (see `store.choice`); None without a verdict
 Row = dict[str, Any]  # a stored choice in `tune --json`, with its op, implementation and target
+RaceResult = tuple[int, list[Row]]  # the exit code, and a row for each case
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class RaceDisplay(Display, Protocol):
         present configuration stays; without a choice there was no verdict."""
 
 
-def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
+def tune(request: TuneRequest, display: RaceDisplay) -> RaceResult:
     """Races one implementation after the other on the device of this machine, or says what would be raced.
-    Returns the exit code and a row for each case. Raises NothingRan where nothing can be timed here."""
+    Raises NothingRan where nothing can be timed here."""
     platform = choose_device(request.device)
     implementations = implementations_here(request, platform)
     if not implementations:
@@ -162,16 +163,13 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
             yield f"{name}: against what the engine takes now; {winners}"
 
 
-def race_result(
-    codes: Sequence[int], races: Sequence[Race], log: Callable[[str], None]
-) -> tuple[int, list[Row]]:
-    """The exit code of races, and their rows. With --check each case whose present configuration was beaten
-    has a line and fails the command."""
+def race_result(codes: Sequence[int], races: Sequence[Race], log: Callable[[str], None]) -> RaceResult:
+    """The exit code of races, and their rows. With --check a challenger that won fails the command."""
     rows = [row for race in races for row in race.rows]
-    beaten = [line for race in races if not race.stores for line in race.beaten]
-    for line in beaten:
+    changed = [line for race in races if not race.stores for line in race.changed]
+    for line in changed:
         log(line)
-    if FAILED in codes or beaten:
+    if FAILED in codes or changed:
         return FAILED, rows
     return (OK if OK in codes else NOTHING_RAN), rows
 
@@ -179,7 +177,8 @@ def race_result(
 def begin_race(
     implementation: Tunable, request: TuneRequest, facts: DeviceFacts, target: Target, display: RaceDisplay
 ) -> tuple[RunCases, Race]:
-    """Begins the run that races one implementation's configurations on devices like this, or goes on."""
+    """Begins the run that races one implementation's configurations, or goes on with a resumed one. facts,
+    target: those of the device, or of any one of several equal devices"""
     if request.resume:
         journal, plan = resume(request, facts.provenance, race=True)
     else:
@@ -187,7 +186,7 @@ def begin_race(
         journal, plan = begin(planned, request, facts, display.log)
     race = Race(implementation, target, plan.record, display, stores=request.stores)
     cases = RunCases(plan, journal, race.on_case)
-    race.resume(cases.finished)
+    race.store_earlier(cases.finished)
     return cases, race
 
 
@@ -251,14 +250,14 @@ class Race:
     display: RaceDisplay
     stores: bool = True
     rows: list[Row] = field(default_factory=list)
-    beaten: list[str] = field(default_factory=list)  # a line for each case that a challenger won
+    changed: list[str] = field(default_factory=list)  # a line for each case that a challenger won
 
     def on_case(self, case: Case, records: list[Record]) -> None:
         self.display.case(self.record, case, records)
         self.display.stored(*self._take(case, records))
 
-    def resume(self, finished: Mapping[str, list[Record]]) -> None:
-        """Stores what an earlier command chose, unless a newer choice is stored."""
+    def store_earlier(self, finished: Mapping[str, list[Record]]) -> None:
+        """Stores the choices of cases that an earlier command finished, unless newer ones are stored."""
         for planned in self.record.cases:
             if planned.key in finished:
                 self._take(case_of(planned), finished[planned.key], unless_newer=True)
@@ -277,11 +276,11 @@ class Race:
         row |= chosen or {"case": case.text, "config": None}
         search = next(r for r in records if isinstance(r, CaseDone)).search
         winner = None
-        # Where the baseline failed, the choice is compared with another configuration and beat no baseline.
+        # A choice that is not compared with the baseline is no winner: the baseline failed.
         if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
             winner = chosen["config"]
             faster = f"{text_of(winner)} is faster than what is used now"
-            self.beaten.append(f"{target} {name} {case.text}: {faster}")
+            self.changed.append(f"{target} {name} {case.text}: {faster}")
         file = self._store(case, chosen, search, winner, unless_newer) if self.stores else None
         if isinstance(self.implementation, EngineTuned):
             row["file"] = str(file) if file else None
@@ -293,13 +292,13 @@ class Race:
     ) -> Path | None:
         """Stores what a case chose. Returns the file; None where an engine keeps its own configuration."""
         assert self.record.race is not None
-        folder, row = Path(self.record.race.folder), self.implementation
-        if isinstance(row, EngineTuned):
+        folder, implementation = Path(self.record.race.folder), self.implementation
+        if isinstance(implementation, EngineTuned):
             if not winner or not search:
                 return None
-            m = row.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
+            m = implementation.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
             return store_winner(folder, search.tables, m, winner)
-        file = path(folder, row.name, self.target)
+        file = path(folder, implementation.name, self.target)
         if chosen:
-            store(file, self.target, chosen, provenance(row, self.record), unless_newer)
+            store(file, self.target, chosen, provenance(implementation, self.record), unless_newer)
         return file

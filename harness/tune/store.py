@@ -31,8 +31,8 @@ OPPOSITE = {"faster": "slower", "slower": "faster"}  # if the two sides are exch
 def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
     """What is stored for a finished case; None where there is no verdict whose noise is known.
 
-    It is the challenger if the verdict calls it faster than the baseline, else the baseline. `verdict`,
-    `ratio`, `low` and `high` are of `config` against `against`: time(against) / time(config).
+    It is the challenger if the verdict calls it faster than the baseline, else the baseline. `config` is the
+    choice, `against` the other of the two, and `ratio` the time of `against` over that of `config`.
     """
     cells = {r.name: r for r in records if isinstance(r, Cell)}
     done = next(r for r in records if isinstance(r, CaseDone))
@@ -76,7 +76,8 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
 
 
 def provenance(implementation: Implementation, run: Run) -> dict[str, Any]:
-    """The provenance of a file of choices; each choice has what was different when it was made."""
+    """What a file of choices says of the machine and code that it was last written with. Each choice also
+    keeps the versions with which it was made itself."""
     return {
         "device": run.provenance["machine"]["device"],
         **_made_with(run),
@@ -129,7 +130,7 @@ def store(file: Path, target: Target, choice: Facts, provenance: Facts, unless_n
     the folder cannot be written or the present file cannot be read.
 
     choice:     see the function `choice`
-    provenance: of this choice. The choice keeps its `source`; the file has the rest as of the last write
+    provenance: of this choice, see the function `provenance`
     unless_newer: whether a choice of the same case stays if its run began later
     """
     by_case = {stored["case"]: stored for stored in read(file)["choices"]}

@@ -12,7 +12,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_launch
-from harness.compile.launches import KernelLaunch, launches, shipped
+from harness.compile.launches import KernelLaunch, cases_of_suites, launches
 from harness.compile.survey import violations
 from harness.paths import ROOT
 from tests.support.interpreting import wrong_interpreted
@@ -25,7 +25,7 @@ OTHER, VERSION = ROOT / ".other-triton", "3.6.0"
 def of_each_kind(op: str, target: str) -> list[KernelLaunch]:
     """Of the launches of a kernel that differ in sizes alone, the last."""
     kinds: dict[tuple[str, ...], KernelLaunch] = {}
-    for launch in launches(op, architectures()[target], shipped(op)):
+    for launch in launches(op, architectures()[target], cases_of_suites(op)):
         values = json.loads(launch.data)["constant_vals"]
         flags = [str(value) for value in values if value is None or isinstance(value, bool)]
         kinds[(launch.name, *flags)] = launch

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.decide.measured import BOUNDARIES, Measured, Row, Sheet
-from harness.decide.mix import Mix, Weighed
+from harness.decide.mix import Mix, WeighedCase
 from harness.results.schema import Cell, PlannedCase, Samples
 from harness.statistics.multiple import log_time
 from harness.statistics.paired import compare, noise_of
@@ -99,7 +99,7 @@ def world(seed: int, equal: bool = False) -> World:
     )  # fmt: skip
     sheets: dict[tuple[str, str], list[Sheet]] = {}
     true: dict[tuple[str, str], dict[str, float]] = {}
-    weighed: list[Weighed] = []
+    weighed: list[WeighedCase] = []
     for op, by_flags in ROWS.items():
         effects = {row: (lambda x: 0.0) if equal else _effect(draw) for row in by_flags.values()}
         effects[by_flags[""]] = lambda x: 0.0
@@ -111,7 +111,7 @@ def world(seed: int, equal: bool = False) -> World:
             place = math.log(size) / math.log(BATCHES[-1])
             true[key] = {row: us * math.exp(effect(place)) for row, effect in effects.items()}
             sheets[key] = [_sheet(case, true[key], noise, draw.randrange(10**6), by_flags[""])]
-            weighed.append(Weighed(key, case.sizes, decode=draw.uniform(0.5, 60)))
+            weighed.append(WeighedCase(key, case.sizes, decode=draw.uniform(0.5, 60)))
     measured = Measured(sheets, "A machine", ARCH, [Path("made-up")], [])
     return World(measured, Mix("made up", weighed, counts_calls=True), true)
 

@@ -16,7 +16,7 @@ from harness.catalogue.architectures import architectures, select_architectures
 from harness.cli.compile import compile_on, compiled
 from harness.compile import compiler, survey
 from harness.compile.compiler import Product, Resources, resources_of
-from harness.compile.launches import KernelLaunch, implementations, launches, narrowed, shipped
+from harness.compile.launches import KernelLaunch, cases_of_suites, implementations, launches, narrowed
 from harness.compile.survey import row, tile, violations
 from harness.errors import UsageError
 from kernels.mha_prefill.triton.flash import HEURISTIC
@@ -266,7 +266,8 @@ def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: 
 
     monkeypatch.setattr(compiler, "_compile_here", compiled)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(survey, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
+    case = parse("batch=1 new=3200 heads=16")[0]
+    monkeypatch.setattr(survey, "cases_of_suites", lambda op: [Case(op, case)])
     bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
     monkeypatch.setitem(HEURISTIC, "gfx942 bf16", bad)
     for targets, code in (("gfx942,gfx950", 1), ("gfx950", 0)):  # the latter from the cache
@@ -293,7 +294,7 @@ def test_targets_are_those_named_once_and_a_variable_that_interprets_is_refused(
 def test_what_is_shipped_may_be(op, target):
     """Each op is compiled for one architecture. All ops for all architectures, with each dtype and alignment,
     take a quarter of an hour: run `compile` after a kernel was changed."""
-    found = launches(op, architectures()[target], shipped(op))
+    found = launches(op, architectures()[target], cases_of_suites(op))
     for launch in {(one.name, tile(one.config)): one for one in found}.values():
         made = row(launch, compiler.compile_launch(launch.kernel, target, launch.data))
         assert made["ok"] and made["registers"] > 0, made

@@ -10,7 +10,7 @@ import pytest
 import kernels
 from harness.cli.run import run as run_command
 from harness.cli.run import toggle
-from harness.decide.decision import Compared, Decision
+from harness.decide.decision import Choice, Decision
 from harness.decide.measured import read_measured
 from harness.decide.text import answer, facts, notes, snippet, to_measure
 from harness.decide.worth import decision_and_worth
@@ -40,7 +40,7 @@ def made(
     return decision_and_worth(ENGINE, measured, told, given or {}, margin)[0]
 
 
-def by_value(decision: Decision) -> dict[str, Compared]:
+def by_value(decision: Decision) -> dict[str, Choice]:
     """The choices by the value of their flag."""
     return {next(iter(each.settings.values())): each for each in decision.choices}
 
@@ -298,9 +298,9 @@ def test_a_pair_of_another_session_counts_with_the_time_of_the_reference(tmp_pat
 def test_no_case_is_called_clear_within_the_noise(tmp_path):
     times = [(mla(64), {"mla.default": 100.0, "mla.a": 80.0, "mla.b": 79.0, "other.kernel": 78.0})]
     (case,) = made(run(tmp_path / "run", times, apart=0.08)).cases
-    assert (case.clear, case.beyond is None) == (False, False)  # 78 is clear of 100, not 79 of 80
+    assert (case.clear, case.no_flag is None) == (False, False)  # 78 is clear of 100, not 79 of 80
     (case,) = made(run(tmp_path / "noisy", times, apart=0.4)).cases
-    assert case.beyond is None
+    assert case.no_flag is None
 
 
 def test_the_newest_run_that_has_both_rows_counts(tmp_path):
@@ -378,7 +378,7 @@ def test_settings_that_change_the_calls_are_no_choice(tmp_path, monkeypatch):
 def test_a_row_for_which_there_is_no_flag_is_named(tmp_path):
     found = made(run(tmp_path / "run", [(mla(64), FASTER | {"other.kernel": 40.0})]))
     (case,) = found.cases
-    assert case.beyond and case.beyond.cell.impl == "other.kernel"
+    assert case.no_flag and case.no_flag.cell.impl == "other.kernel"
     assert found.chosen == A
 
 

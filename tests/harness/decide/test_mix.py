@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.decide.measured import read_measured, whole_sizes
-from harness.decide.mix import Weighed, mix_of, request_of, stand_ins
+from harness.decide.mix import WeighedCase, mix_of, request_of, stand_ins
 from harness.decide.worth import decision_and_worth
 from harness.errors import UsageError
 from shapes.case import Case, Size
@@ -34,15 +34,15 @@ def mixed(tmp_path):
     return mix
 
 
-def weighed(**sizes: Size) -> Weighed:
-    return Weighed(("mla_decode", str(sizes)), whole_sizes("mla_decode", {**MLA, **sizes}, ARCH))
+def weighed(**sizes: Size) -> WeighedCase:
+    return WeighedCase(("mla_decode", str(sizes)), whole_sizes("mla_decode", {**MLA, **sizes}, ARCH))
 
 
 def call(**sizes: Size) -> Call:
     return Call("mla_decode", {**MLA, **sizes}, "", 1.0, "")
 
 
-def found(of: Call, *cases: Weighed) -> dict[Size, float]:
+def found(of: Call, *cases: WeighedCase) -> dict[Size, float]:
     """By the batch of the cases that stand for a call, their parts."""
     return {case.sizes["batch"]: part for case, part in stand_ins(of, cases, ARCH)}
 

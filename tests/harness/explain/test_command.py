@@ -90,10 +90,10 @@ def test_any_subset_of_the_inputs_is_taken(here, world, left):
     found = json.loads(done.stdout)
     known = {cause["name"] for cause in found["causes"] if cause["sure"] != "not known"}
     assert (found["observed"] is not None) == (traces in given or kinds[2] in given)
-    assert (of.WORK in known) == (kinds[2] in given)
+    assert (of.OTHER_WORK in known) == (kinds[2] in given)
     assert (of.IDLE in known) == (traces in given)
-    assert (of.TABLE in known) == (log in given)
-    assert (of.CALLS in known) == (run in given and traces in given)
+    assert (of.TABLE_MISSED in known) == (log in given)
+    assert (of.NOT_CALLED in known) == (run in given and traces in given)
     assert found["of"] == ("TPOT" if kinds[2] in given or traces not in given else "a decode step")
     if traces in given and run in given:
         assert found["says"].startswith("The new kernel was not called: ") and done.returncode == 0
@@ -108,7 +108,7 @@ def test_json_has_all_of_it(here, world, tmp_path):
     assert found["missing"] == pytest.approx(found["expected"]["ms"] - found["observed"]["ms"])
     first = found["causes"][0]
     assert set(first) == {"name", "sure", "ms", "says", "evidence", "share", "record"}
-    assert (first["name"], first["sure"], first["record"]) == (of.CALLS, "certain", "")
+    assert (first["name"], first["sure"], first["record"]) == (of.NOT_CALLED, "certain", "")
     assert first["share"] == pytest.approx(1, abs=0.1) and first["evidence"]
     assert all(cause["record"] for cause in found["causes"] if cause["sure"] == "not known")
     assert found["causes"][-1]["sure"] == "not known"

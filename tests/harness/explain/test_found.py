@@ -44,8 +44,8 @@ def of_experts(world, factor):
     ({"log": ALIEN}, ALIEN, "", [], 1, ""),
     ({"log": DEFAULT}, "", "", [], 1, "note: .*fused_moe: Using default"),
     ({"log": DEFAULT}, DEFAULT, "--change fused_moe=1.5x", [], 1, "note: .*fused_moe: Using default"),
-    ({"change": {}}, "", "", [of.SAME], 0, "quick and base are launched alike"),
-    ({"info": one_backend, "change": {"flags": "--quick"}}, "", "", [of.SAME], 0, LIKELY),
+    ({"change": {}}, "", "", [of.SAME_SERVER], 0, "quick and base are launched alike"),
+    ({"info": one_backend, "change": {"flags": "--quick"}}, "", "", [of.SAME_SERVER], 0, LIKELY),
     # Settings do not show what a variable or an image does.
     ({"info": one_backend}, "", "", [], 1, ""),
     ({"info": one_backend, "change": {"image": "quick:1"}}, "", "", [], 1, ""),
@@ -54,7 +54,7 @@ def of_experts(world, factor):
     ({"change": {}, "saved": 0.3, "noise": 0.0005}, "", "", [], 1, "note: .*but TPOT differs"),
     ({"tokens": (1000, 985)}, "", "", [], 1, "note: tokens out of a run: 147000 -> "),
     ({"tokens": (1000, 960)}, "", "", [], 1, "note: tokens out of a run: 147000 -> "),
-    ({"tokens": (1000, 800)}, "", "", [of.WORK], 1, LIKELY + "The two sides did other work: tokens"),
+    ({"tokens": (1000, 800)}, "", "", [of.OTHER_WORK], 1, LIKELY + "The two sides did other work: tokens"),
 ])  # fmt: skip
 def test_of_a_record(here, world, record, base_log, words, wanted, code, says):
     """saved: the part of the gain that TPOT shows."""
@@ -71,12 +71,14 @@ def test_of_a_record(here, world, record, base_log, words, wanted, code, says):
     (lambda w: w.server(w.swapped(), renamed={NEW: "void another_name_of_new(x)"}), [], NOTHING),
     # By 13 % less than alone: replays of a step came within 12 % of it.
     (lambda w: w.server(w.swapped(w.new_us + 0.13 * w.gain_us)), [], NOTHING),
-    (lambda w: half_of_the_layers(w, renamed={NEW: "quick::one_pass_mla_kernel<half>(P)"}), [of.CALLS], HALF),
-    (lambda w: half_of_the_layers(w, renamed={NEW: NEW.removeprefix("void ")}), [of.CALLS], HALF),
+    (lambda w: half_of_the_layers(w, renamed={NEW: "quick::one_pass_mla_kernel<half>(P)"}), [of.NOT_CALLED],
+     HALF),
+    (lambda w: half_of_the_layers(w, renamed={NEW: NEW.removeprefix("void ")}), [of.NOT_CALLED], HALF),
     # The old kernels are left, so that it is not guessed.
-    (lambda w: half_of_the_layers(w, renamed={NEW: "void another_name(x)"}), [of.BESIDE, of.CALLS], ""),
+    (lambda w: half_of_the_layers(w, renamed={NEW: "void another_name(x)"}),
+     [of.KERNELS_BESIDE, of.NOT_CALLED], ""),
     # That is other work, no slower kernel.
-    (lambda w: w.server({name: 1.3 * us for name, us in w.swapped().items()}, batch=24), [of.WORK],
+    (lambda w: w.server({name: 1.3 * us for name, us in w.swapped().items()}, batch=24), [of.OTHER_WORK],
      "batch=16 ctx=4096 -> batch=24 ctx=4096"),
 ])  # fmt: skip
 def test_of_traces_and_a_run(here, world, after, wanted, says):
@@ -87,9 +89,9 @@ def test_of_traces_and_a_run(here, world, after, wanted, says):
 
 @pytest.mark.parametrize(("change", "after", "wanted", "says"), [
     ("mla_decode={mla:.4f}x", lambda w: w.server(w.swapped(), renamed={NEW: "fancy_new_thing"}), [], NOTHING),
-    ("mla_decode={mla:.4f}x", lambda w: half_of_the_layers(w), [of.CALLS], LIKELY + HALF),
+    ("mla_decode={mla:.4f}x", lambda w: half_of_the_layers(w), [of.NOT_CALLED], LIKELY + HALF),
     ("fused_moe=1.5x", lambda w: w.server(of_experts(w, 1.5)), [], NOTHING),
-    ("fused_moe=1.3x", lambda w: w.server(of_experts(w, 1 / 1.5)), [of.LESS], ""),
+    ("fused_moe=1.3x", lambda w: w.server(of_experts(w, 1 / 1.5)), [of.LESS_IN_STEP], ""),
     ("mla_decode={mla:.4f}x --change fused_moe=1.2x", lambda w: w.server(
         {NEW if name == SPLIT else name: us for name, us in of_experts(w, 1.2).items() if name != COMBINE}
         | {NEW: w.new_us}), [], NOTHING),
@@ -165,7 +167,7 @@ def test_time_between_steps_counts_only_where_both_traces_show_it(here, world):
 
 
 @pytest.mark.parametrize(("swaps", "wanted", "says"), [
-    (False, [of.CALLS], "^The new kernel was not called: quick::one_pass"),
+    (False, [of.NOT_CALLED], "^The new kernel was not called: quick::one_pass"),
     (True, [], "^It is not known where the gain went: .* none seen: not called"),
 ])  # fmt: skip
 def test_the_trace_with_the_change_alone_tells_calls(here, world, swaps, wanted, says):
@@ -191,7 +193,7 @@ def test_what_no_cause_has_is_not_explained(here, world):
     layer[MOE] += 0.4 * world.gain_us
     world.profiled(layer)
     world.results(0.0)
-    found_in(world, here, [of.STALLS, of.SLOWER], 0, "")
+    found_in(world, here, [of.STALLS, of.OTHER_KERNELS], 0, "")
 
 
 def test_another_way_to_launch_is_said(here, world):
@@ -206,14 +208,14 @@ def test_another_way_to_launch_is_said(here, world):
 def test_a_refusal_in_a_log_alone_leaves_the_kernel_not_called(here, world):
     world.profiled()
     world.log(ALIEN)
-    found_in(world, here, [of.CALLS], 0, "note: .*VLLM_OTHER")
+    found_in(world, here, [of.NOT_CALLED], 0, "note: .*VLLM_OTHER")
 
 
 def test_at_other_shapes_it_is_not_certain_that_a_kernel_is_not_called(here, world):
     world.run(sizes={"batch": 64, "ctx": 1024})
     world.traces(world.server(), world.server())
     says = LIKELY + r".*the run timed other shapes than are served \(batch=16 ctx=4096\)"
-    found_in(world, here, [of.CALLS], 0, says)
+    found_in(world, here, [of.NOT_CALLED], 0, says)
 
 
 def test_of_several_predictions_of_one_change_that_of_the_arm_counts(here, world):

@@ -226,18 +226,21 @@ def less_in_the_step_and_less_waiting(world):
 
 
 PLANTED = {
-    not_called: [of.CALLS], not_called_and_seen_by_clients: [of.CALLS], another_kernel_ran: [of.CALLS],
-    table_missed: [of.TABLE], table_missed_without_traces: [of.TABLE], other_shapes: [of.SHAPES],
-    overlapped: [of.OVERLAP], half_of_the_layers: [of.CALLS], slower_clock: [of.CLOCKS],
-    slower_neighbours: [of.SLOWER], neighbours_slower_by_different_factors: [of.SLOWER],
-    all_but_the_largest_neighbour_slower: [of.SLOWER], kernels_beside: [of.BESIDE], host_bound: [of.IDLE],
-    waits_for_ranks: [of.WAITS], less_in_the_step: [of.LESS], another_kernel_before: [of.BASE],
-    name_not_read: [of.UNREAD], name_not_read_and_traced: [of.UNREAD], servers_alike: [of.SAME],
-    other_accept_length: [of.WORK], other_accept_length_without_traces: [of.WORK], stalls: [of.STALLS],
-    prediction_too_large: [of.PREDICTED], half_and_beside: [of.CALLS, of.BESIDE],
-    idle_and_neighbours: [of.IDLE, of.SLOWER], small_gain: [of.CALLS],
-    half_and_faster_neighbours: [of.CALLS, of.SLOWER],
-    less_in_the_step_and_less_waiting: [of.LESS, of.IDLE],
+    not_called: [of.NOT_CALLED], not_called_and_seen_by_clients: [of.NOT_CALLED],
+    another_kernel_ran: [of.NOT_CALLED], table_missed: [of.TABLE_MISSED],
+    table_missed_without_traces: [of.TABLE_MISSED], other_shapes: [of.OTHER_SHAPES],
+    overlapped: [of.OVERLAP], half_of_the_layers: [of.NOT_CALLED], slower_clock: [of.CLOCKS],
+    slower_neighbours: [of.OTHER_KERNELS], neighbours_slower_by_different_factors: [of.OTHER_KERNELS],
+    all_but_the_largest_neighbour_slower: [of.OTHER_KERNELS], kernels_beside: [of.KERNELS_BESIDE],
+    host_bound: [of.IDLE], waits_for_ranks: [of.RANK_WAITS], less_in_the_step: [of.LESS_IN_STEP],
+    another_kernel_before: [of.OTHER_BASE], name_not_read: [of.NOT_READ],
+    name_not_read_and_traced: [of.NOT_READ], servers_alike: [of.SAME_SERVER],
+    other_accept_length: [of.OTHER_WORK], other_accept_length_without_traces: [of.OTHER_WORK],
+    stalls: [of.STALLS], prediction_too_large: [of.PREDICTION],
+    half_and_beside: [of.NOT_CALLED, of.KERNELS_BESIDE],
+    idle_and_neighbours: [of.IDLE, of.OTHER_KERNELS], small_gain: [of.NOT_CALLED],
+    half_and_faster_neighbours: [of.NOT_CALLED, of.OTHER_KERNELS],
+    less_in_the_step_and_less_waiting: [of.LESS_IN_STEP, of.IDLE],
 }  # fmt: skip
 
 

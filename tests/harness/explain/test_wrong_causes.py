@@ -53,7 +53,7 @@ def test_other_work_is_not_both_seen_and_not_seen(here, world):
     world.results(0.0, completed=150, total_output_tokens=120_000)
     found, _, _ = explained(world, here)
     every = [cause["name"] for cause in found["causes"]]
-    assert len(every) == len(set(every)) and of.WORK in names(found)
+    assert len(every) == len(set(every)) and of.OTHER_WORK in names(found)
 
 
 # Not called
@@ -141,7 +141,7 @@ def test_the_launch_spread_of_the_ab_hides_small_causes(here, world):
     world.profiled(layer)
     world.record(world.gain_ms, noise=0.05, pairs=8)
     found, text, _ = explained(world, here)
-    assert of.SLOWER not in names(found), text
+    assert of.OTHER_KERNELS not in names(found), text
 
 
 def test_a_small_gain_has_no_idle_device(here, world):
@@ -220,7 +220,7 @@ def test_a_gain_that_the_kernel_did_not_make_is_not_its_own(here, world):
     world.results(world.gain_ms)
     found, text, code = explained(world, here)
     assert text.startswith("What was saved is not the change's own, "), text
-    assert of.CALLS in names(found) and code == 1
+    assert of.NOT_CALLED in names(found) and code == 1
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -259,8 +259,8 @@ def test_clients_and_a_change_alone_leave_all_unknown(here, world):
     found, text, code = explained(world, here)
     assert (names(found), code) == ([], 1)
     unknown = {cause["name"]: cause["record"] for cause in found["causes"] if cause["sure"] == "not known"}
-    others = (of.CALLS, of.UNREAD, of.SAME, of.NO_EFFECT, of.TABLE, of.SHAPES, of.LESS, of.STALLS)
-    assert set(unknown) == {*others, *of.OF_STEP}
+    of_op = {*of.OF_OP} - {of.REFUSED, of.OTHER_BASE}
+    assert set(unknown) == {*of_op, of.STALLS, *of.OF_STEP}
     assert all(unknown.values())
     assert text.startswith("It cannot be told what vanished, as what was expected is not known in ms: ")
     for record in unknown.values():
@@ -282,9 +282,10 @@ def test_hits_in_a_table_say_that_none_was_missed(here, world):
     shape = "M:16, N:2112, K:7168"
     world.log(f"[aiter] shape is {shape}, found padded_{shape} is tuned on cu_num = 304 in x, kernel y!")
     found, _, _ = explained(world, here)
-    assert of.TABLE in names(found, "none seen")
+    assert of.TABLE_MISSED in names(found, "none seen")
     world.log("[aiter] import ...")
-    assert of.TABLE in names(json.loads(here("explain", *world.args, "--json", "-").stdout), "not known")
+    found = json.loads(here("explain", *world.args, "--json", "-").stdout)
+    assert of.TABLE_MISSED in names(found, "not known")
 
 
 def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
@@ -298,7 +299,7 @@ def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
                   new=0.5 * world.layer[gemm])  # fmt: skip
         world.traces(world.server(), world.server())
         world.log(miss.format(m))
-        found = found_in(world, here, [of.TABLE], 0)
+        found = found_in(world, here, [of.TABLE_MISSED], 0)
         sure[m] = found["causes"][0]["sure"]
     assert sure == {16: "certain", 512: "likely"}
 
@@ -324,7 +325,7 @@ def test_cases_that_are_not_served_do_not_count(here, world):
     written_runs.write(world.folder / "run", records, cases, baseline="old")
     world.args += ["--run", str(world.folder / "run")]
     world.traces(world.server(), world.server(world.swapped()))
-    found = found_in(world, here, [of.SHAPES], 0)
+    found = found_in(world, here, [of.OTHER_SHAPES], 0)
     assert found["causes"][0]["ms"] == pytest.approx(world.gain_ms, rel=0.1)
 
 
@@ -357,7 +358,7 @@ def test_what_is_named_may_be_too_little(here, world):
     after = world.server(world.swapped(), partial=(world.layers // 3, world.layer))
     world.args += ["--trace", str(world.trace("after", after))]
     world.results(0.0)
-    found = found_in(world, here, [of.CALLS], 1)
+    found = found_in(world, here, [of.NOT_CALLED], 1)
     assert found["rest"] == pytest.approx(2 / 3 * found["missing"], rel=0.1)
 
 

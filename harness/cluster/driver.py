@@ -1,4 +1,5 @@
-"""The driver of devices gives tasks to agents and takes answers. Another device redoes what one failed at."""
+"""The driver of devices gives tasks to agents and takes their answers. If a device fails, another one does its
+task."""
 
 from __future__ import annotations
 

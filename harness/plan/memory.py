@@ -229,8 +229,9 @@ def memory_needed(
 def blas_workspace(platform: Platform) -> int:
     """Bytes that torch keeps for matrix products for each stream that they ran on, beside all else:
     32 MiB for cuBLAS, which cuBLASLt shares; 128 MiB for hipBLAS on gfx942 and gfx950, 32 MiB on others,
-    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp). Before Hopper, and on
-    Blackwell under older versions, cuBLAS gets 8 MiB."""
+    and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp:
+    parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize). Before Hopper, and on Blackwell under older
+    versions, cuBLAS gets 8 MiB."""
     match platform.kind:
         case "cuda":
             return 32 * MIB

@@ -1,5 +1,5 @@
-"""The driver of devices gives tasks to agents and takes their answers. If a device fails, another one does its
-task."""
+"""The driver of devices gives tasks to agents and takes their answers. If a device fails, another one does
+its task."""
 
 from __future__ import annotations
 

@@ -326,8 +326,8 @@ def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
     if truncates:
-        # The root mean square error is 1/sqrt(3) units in the last place; that of rounding is 1/sqrt(12). So a
-        # rounding to bf16 counts four times in the variance.
+        # The root mean square error is 1/sqrt(3) units in the last place; that of rounding is 1/sqrt(12).
+        # So a rounding to bf16 counts four times in the variance.
         sigma = (sigma.square() + 3 * reference.sigma.square()).sqrt()
     return sigma
 

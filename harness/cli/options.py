@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -242,15 +242,16 @@ def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         @functools.wraps(command)
         def call(*others: object, **options: Any) -> None:  # click passes untyped values
             dataclass = getattr(import_module(module), name)
-            gathered_object = object_of(dataclass, options)  # takes its fields out of `options`
-            command(gathered_object, *others, **options)
+            gathered_object, own_options = object_of(dataclass, options)
+            command(gathered_object, *others, **own_options)
 
         return call
 
     return decorate
 
 
-def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
-    """Makes an object of the options that are fields of the dataclass, and removes them from `options`."""
-    names = {field.name for field in fields(dataclass)} & options.keys()
-    return dataclass(**{name: options.pop(name) for name in names})
+def object_of(dataclass: type[Object], options: Mapping[str, Any]) -> tuple[Object, dict[str, Any]]:
+    """An object of the options that are fields of the dataclass; and the other options."""
+    names = {field.name for field in fields(dataclass)}
+    others = {name: value for name, value in options.items() if name not in names}
+    return dataclass(**{name: options[name] for name in names & options.keys()}), others

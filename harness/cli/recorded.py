@@ -59,7 +59,8 @@ def report(
         from harness.decide.worth import decision_and_worth
         from harness.page.decision import decision_section
 
-        decisions = [decision_section(*decision_and_worth(engine, read_measured(runs), {}, {}))]
+        decided = decision_and_worth(engine, read_measured(runs), user_fields={}, settings={})
+        decisions = [decision_section(*decided)]
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     page = replace(page, sections=[*decisions, *page.sections])
     for target, as_png in ((svg, False), (png, True)):

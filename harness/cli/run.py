@@ -86,7 +86,8 @@ def measure_and_exit(request: Request, request_of: Callable[[Platform], Request]
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform by the options of `toggle`, `design`."""
+    """Returns a function that completes a request of `toggle` for a platform. `design` has the options that
+    say which flags are set to what."""
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)
@@ -103,7 +104,8 @@ def toggle_request(
     return request_of
 
 
-def _as_tuple(context: click.Context, option: click.Parameter, value: str) -> tuple[str]:
+def _only_case(context: click.Context, option: click.Parameter, value: str) -> tuple[str]:
+    """The cases of a request, of which `check` takes one."""
     return (value,)
 
 
@@ -111,7 +113,7 @@ def _as_tuple(context: click.Context, option: click.Parameter, value: str) -> tu
 @options.gathered("harness.run.plan:Request")
 @click.option("--op", required=True, metavar="OP", help="Check an implementation of this op.")
 @click.option("--impl", required=True, metavar="NAME", help="Check this implementation.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_as_tuple)
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_only_case)
 @click.option("--boundary", metavar="NAME", help="Check core, with_quant or with_routing.  [default: core]")
 @options.target_device
 @options.cache_option

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 
 from harness.page.document import Chart
+from harness.report.text import grouped
 
 TEMPLATES = Path(__file__).parent / "templates"
 COLOURS: dict[str, dict[str, str]] = json.loads((TEMPLATES / "colours.json").read_text("utf-8"))
@@ -33,21 +33,22 @@ def provider_colour(providers: Iterable[str]) -> alt.Color:
     return alt.Color("provider:N", scale=scale_of(colours), legend=None)
 
 
-def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """By row its colour, a shade of its provider's; and by row how many of its provider come before."""
-    colours, places = {}, {}
-    rows_so_far = Counter[str]()
-    for name in names:
-        places[name] = rows_so_far[provider(name)]
-        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), places[name])
-        rows_so_far[provider(name)] += 1
-    return colours, places
+def places_in_provider(names: Collection[str]) -> dict[str, int]:
+    """By row its number among the rows of its provider, from 0."""
+    by_provider = grouped(names, provider)
+    return {name: by_provider[provider(name)].index(name) for name in names}
+
+
+def row_colours(names: Collection[str]) -> dict[str, str]:
+    """By row its colour, a shade of its provider's."""
+    places = places_in_provider(names).items()
+    return {name: shade(PROVIDERS.get(provider(name), OTHER_COLOUR), place) for name, place in places}
 
 
 def heat_map(
     values: Values, across: Sequence[str], title: str | None, mark: Mapping[str, Any], **encodings: Any
 ) -> alt.TopLevelMixin:
-    """A rectangle for each value, at its `x` and `y`, with its `lead` as text in it.
+    """A narrow rectangle for each value, at its `x` and `y`, with its `lead` as text in it.
 
     across:    the x of the values, from left to right
     title:     of the x axis
@@ -64,9 +65,9 @@ def heat_map(
 
 
 def choice_of_rows(rows: Values) -> alt.Parameter | None:
-    """A control below a chart that sets the parameter `rows`, by which the chart selects its rows: the best
-    ones, all, or those of a provider with rows that are not among the best. None where all are the best. The
-    best are `shown`: the chart shows them at first."""
+    """A control below a chart, by which a reader chooses the rows that the chart shows: the best (at first),
+    all, or those of a provider. It sets the parameter `rows`. The best rows are those with `shown`. Where all
+    have it, there is no control; a provider of which all have it is no choice."""
     providers = sorted({row["provider"] for row in rows if not row["shown"]})
     if not providers:
         return None
@@ -76,7 +77,7 @@ def choice_of_rows(rows: Values) -> alt.Parameter | None:
 
 
 def legend_values(rows: Values) -> list[str] | alt.ExprRef:
-    """The names in the legend of a chart: those of the rows that `choice_of_rows` selects."""
+    """The names in the legend of a chart: those of the rows that a reader chose, see `choice_of_rows`."""
     names: dict[str, set[str]] = {}  # by choice
     for row in rows:
         choices = ["all", row["provider"], "shown"] if row["shown"] else ["all", row["provider"]]
@@ -102,7 +103,7 @@ def shade(colour: str, place: int) -> str:
 
 
 CHOSEN = "rows === 'all' || (rows === 'shown' ? datum.shown : datum.provider === rows)"
-"""The Vega expression that is true of the rows that `choice_of_rows` selects."""
+"""The Vega expression that is true of the rows that a reader chose, see `choice_of_rows`."""
 
 
 def name_axis(order: Sequence[str], field: str = "name") -> alt.Y:
@@ -174,7 +175,7 @@ def noise_band(noise: float) -> alt.Chart:
 
 
 def grid(values: Values, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]) -> alt.TopLevelMixin:
-    """A rectangle for each value, coloured by its `verdict`, with its `text` in it."""
+    """A rectangle as wide as a ratio for each value, coloured by its `verdict`, with its `text` in it."""
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     colour = colour_by("verdict", COLOURS["verdicts"], opacity)

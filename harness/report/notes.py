@@ -37,7 +37,7 @@ UNTIMED = {
 }
 """Statuses without a time, the worst first, with their styles."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
-"""Begins the reason of a row that was wrong in another case, of ragged sizes: these (see CaseRun.ragged)."""
+"""The sizes with which the reason of a row begins that was wrong only at ragged sizes, see CaseRun.ragged."""
 FAR = "with addresses of more than 32 bits: "
 """Stands in the reason of a row that was wrong only with the KV cache at such addresses, see CaseRun."""
 ADVICE = {
@@ -183,8 +183,8 @@ def _reliability(case: CaseResult) -> Notes:
         notes.append(("noise", f"{pair.b} against itself, prepared apart: {ratio_text(pair)}"))
         noise = noise_of(pair.comparison)
         if noise > MAX_NOISE:
-            few = f"none on what differs by less than {1 + noise:.2g}x" if noise < math.inf else "no verdict"
-            notes.append(("noise", f"{few}: this machine was disturbed, or the budget too short"))
+            what = f" on what differs by less than {1 + noise:.2g}x" if noise < math.inf else ""
+            notes.append(("noise", f"no verdict{what}: this machine was disturbed, or the budget too short"))
     if why := case.cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if disturbed := case.done.disturbed:
@@ -197,7 +197,7 @@ def _reliability(case: CaseResult) -> Notes:
     for conditions in case.done.conditions:
         not_read |= conditions.get("not_read", {})
     if unseen := [name for name in SIGNS if name in not_read]:
-        text = f"what these would tell of disturbances: {', '.join(unseen)} ({not_read[unseen[0]]})"
+        text = f"disturbances that would show in {', '.join(unseen)} ({not_read[unseen[0]]})"
         notes.append(("not seen", text))
     return notes
 

@@ -104,9 +104,8 @@ def known_type(text: str) -> str:
 
 
 def _sheets_of_whole(platform: Platform) -> list[JsonObject]:
-    """The data sheets that this device, or the whole GPU that it is a part of, may have: those of its
-    architecture whose name the device's name contains. If there is none, as ROCm's kernel driver names no
-    product, all of the architecture."""
+    """The data sheets that this device, or the GPU that it is a part of, may have: those of its architecture
+    that its name contains, or all of the architecture, as ROCm's kernel driver names no product."""
     of_arch = [sheet for sheet in known_devices() if sheet["arch"] == platform.arch]
     named = [sheet for sheet in of_arch if re.search(rf"\b{sheet['name']}\b", platform.name)]
     return named or of_arch
@@ -122,8 +121,7 @@ def datasheets(platform: Platform) -> list[JsonObject]:
 
 
 def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
-    """The data sheet of a part of a GPU, by its own share of the SMs or accelerator dies, and by its share of
-    the memory; None where the shares are unknown."""
+    """The data sheet of a part of a GPU, by its shares of SMs or dies and of memory; None if unknown."""
     if mig := re.search(r"(\d)g\.(\d+)gb", part):
         sevenths, gigabytes = int(mig[1]), int(mig[2])
         compute_share = max(sevenths / 7, MIG_SMS.get(sevenths, 0))

@@ -68,8 +68,7 @@ def campaign(request: CampaignRequest) -> None:
     print_once = cache(print_note)  # the steps of all ops may have the same note
     read = partial(read_step, log=print_once)
     measures_here = not cluster and not request.devices and request.plan in (None, "steps")
-    # A mistake in a step is raised here, before a device is waited for: as the step is read or, where this
-    # machine would measure it, as it is planned. What the plan is does not matter yet.
+    # Reading a step, and planning one for this machine, raises for a mistake before a device is waited for.
     for step in steps_of(request.file, kinds=()):
         read(step)
         if measures_here and step.is_for(type, here.kind):
@@ -133,8 +132,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
 def read_step(
     step: Step, log: Callable[[str], None] = lambda _: None
 ) -> Callable[[Platform], Request] | TuneRequest | None:
-    """Reads a step's arguments by the command that it names. Returns what `harness.campaign.plan.ReadStep`
-    describes, which this function is with its `log` given."""
+    """Reads a step's arguments by its command: a `harness.campaign.plan.ReadStep`, once `log` is given."""
     from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
     from harness.run.plan import Request

@@ -56,9 +56,8 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
 
 
 def compile_on(address: str) -> CompileEach:
-    """Returns a function that compiles launches on the CPUs of a cluster. That function raises UsageError
-    where a node has another Triton, or no node gives a CPU. Raises NothingRan or UsageError without a
-    cluster."""
+    """Returns a function that compiles launches on the CPUs of a cluster, or raises UsageError: where a node
+    has another Triton, or none gives a CPU. Without a cluster this raises NothingRan or UsageError."""
     from harness.cluster.ray_cluster import join, require_head
     from harness.compile.compiler import Resources
     from kernels.platform import version
@@ -88,8 +87,7 @@ def compile_on(address: str) -> CompileEach:
 
 
 def compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
-    """Compiles a launch on a node. Where the node's Triton is not `triton`, the driver's, it returns a text
-    that says so: ray would wrap an exception."""
+    """Compiles a launch on a node; returns a text if the node's Triton is not the driver's, `triton`."""
     from harness.compile.compiler import compile_launch
     from kernels.platform import version
 

@@ -171,8 +171,7 @@ def compare(
 
 
 def _without_common(a: RecordedRun, b: RecordedRun, missing: Sequence[str]) -> str:
-    """How many cells of two runs without common cells have a time, and why the first and the last of them
-    have none in the other run."""
+    """How many cells of each run have a time, and why the first and the last have none in the other run."""
     counts = []
     for name, run in (("A", a), ("B", b)):
         timed = [cell for cell in run.cells.values() if cell.status == "ok" and cell.time_us]

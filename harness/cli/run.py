@@ -1,6 +1,5 @@
-"""`python -m harness run` checks, times and ranks the implementations of an op; `python -m harness toggle`
-says what environment flags do to each; `python -m harness check` checks one implementation alone. The head of
-harness/run/execute.py says how a run continues."""
+"""The commands `run`, `toggle` and `check`: they rank the implementations of an op, measure what flags do to
+them, and check one alone. The head of harness/run/execute.py says how a run continues."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def toggle(request: Request, **design: Any) -> None:  # click passes untyped val
 
 
 def measure_and_exit(request: Request, request_of: Callable[[Platform], Request]) -> NoReturn:
-    """Measures what the options of a command request on this machine or a cluster. `request_of` completes the
-    request for a platform, on which settings may depend."""
+    """Measures a request on this machine or a cluster. `request_of` completes the request for a platform."""
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
     from harness.results.journal import Journal
@@ -86,8 +84,7 @@ def measure_and_exit(request: Request, request_of: Callable[[Platform], Request]
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns a function that completes a request of `toggle` for a platform. `design` has the options that
-    say which flags are set to what."""
+    """Returns a function that completes a request for a platform, by the other options of `toggle`."""
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)

@@ -1,5 +1,4 @@
-"""A page of recorded results: the records that paths name, and a section for each op, for what changed
-between two runs, for serving, and for each machine. And the page of `engine`: its shapes by tokens."""
+"""A page of recorded results: the records that paths name, and the sections on them. And that of `engine`."""
 
 from __future__ import annotations
 
@@ -128,8 +127,7 @@ def inputs(names: Iterable[str]) -> Records:
 
 
 def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
-    """Yields runs, A/B tests and ledgers at any depth; where there are none, the JSON files in the folder
-    itself. Raises UsageError where there is nothing."""
+    """Yields runs, A/B tests and ledgers at any depth, or else the JSON files in the folder itself."""
     experiments = {file.parent for file in archive.below(folder, EXPERIMENT)}
     runs = [f.parent for f in archive.below(folder, "run.json") if not experiments & set(f.parents)]
     abs, ledgers = archive.below(folder, AB), archive.below(folder, LEDGER)
@@ -144,9 +142,8 @@ def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
 
 def assemble(records: Records, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
     """The page of records. With up to MOST_INPUTS records, runs of one op share a section. A page of more
-    begins with a table of the records, and has a folded section for each; `progress` is then called with a
-    text that says which run is being read. Raises UsageError where a record cannot be read, or there is
-    nothing to show."""
+    begins with a table of the records, and has a folded section for each; `progress` is then told which run
+    is being read. Raises UsageError where a record cannot be read, or there is none."""
     runs = {path: Journal(path).run() for kind, path in records if kind == "run"}
     ops = dict.fromkeys(run.op for run in runs.values())
     if len(records) > MOST_INPUTS:
@@ -179,8 +176,7 @@ def assemble(records: Records, title: str = "", progress: Callable[[str], None] 
 def _sections_of_runs(
     folders: Sequence[Path], runs: Mapping[Path, Run], labels: Mapping[Path, str], with_rounds: bool
 ) -> tuple[PageSection, list[PageSection]]:
-    """The section of the cases of some runs of one op, and for each of these runs that of its machine; `runs`
-    are all runs of the page."""
+    """The section of some runs of one op, and those of their machines; `runs` has all runs of the page."""
     op = runs[folders[0]].op
     all_cases, machines = [], []
     for folder in folders:
@@ -246,8 +242,7 @@ def _origin(run: Run) -> Origin:
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
-    """The shortest text that tells each run apart from the others of its op: nothing where it is the only
-    one, the device, the id, or the folder."""
+    """What tells each run apart from the others of its op: nothing, the device, the id, or the folder."""
     labels = {}
     for folder, run in runs.items():
         others = [other for path, other in runs.items() if other.op == run.op and path != folder]

@@ -131,8 +131,7 @@ def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sentences on the rows that a chart leaves out until a reader chooses them: those that are not `shown`.
-    Empty if there are none."""
+    """Sentences on the rows that are not `shown` until a reader chooses them; empty if there are none."""
     if all(row["shown"] for row in rows):
         return ""
     sentences = [slow_rows(rows)]

@@ -1,5 +1,4 @@
-"""The section of a decision: the choices, a map of the fastest rows, where a launch saves time, and where
-another launch would save more."""
+"""The section of a decision: the choices, a map of the fastest rows, and where launches would save time."""
 
 from __future__ import annotations
 

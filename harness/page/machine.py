@@ -1,5 +1,4 @@
-"""The section of a machine: the device, versions and flags with which a run was measured, what disturbed it,
-how far its devices differ, and the command that repeats it."""
+"""The section of a machine: with what a run was measured, what disturbed it, how its devices differ."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def _bytes_text(count: int) -> str:
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """A plot for each reading of the monitors (clocks, temperature, power, other processes' share of the
-    CPU), over the cases; None where nothing was read."""
+    """A plot for each reading of the monitors, such as a clock, over the cases; None if nothing was read."""
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}
@@ -106,8 +104,7 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """The time of each device for the cases of calibration, compared with the median device; None where
-    nothing was calibrated."""
+    """The time of each device compared with the median device; None where nothing was calibrated."""
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return None

@@ -124,8 +124,7 @@ def _ranking_picture(
     layers = style.interval_dots(base.encode(color=colour), **dots)
     layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
-        # The text of the first line begins at it, those of the others end at theirs. Each text stands above
-        # the one before, so that those of near lines do not overlap.
+        # The first text begins at its line, others end at theirs, each above the one before: none overlap.
         lines = [
             {"limit": limits[label], "what": f"limit of {label or 'this machine'}", "place": place}
             for place, label in enumerate(sorted(limits, key=lambda label: limits[label]))
@@ -216,7 +215,8 @@ def _choice_beside_baseline(case: MeasuredCase) -> alt.Parameter | None:
     pairs = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
     if len(pairs) < 2:
         return None
-    labels, options = ["all", *(name for name, _ in pairs)], [None, *pairs]
+    labels = ["all", *(name for name, _ in pairs)]
+    options: list[Sequence[str] | None] = [None, *pairs]
     if len(case.timed) > FEW and case.run.contrast == "implementations":
         best = sorted({*shown_rows([case]), *case.baselines})
         labels, options = ["best", *labels], [best, *options]

@@ -1,5 +1,4 @@
-"""Charts of what settings (flags, another revision) do to each implementation of a case; and of what became
-faster or slower between two runs."""
+"""Charts of what settings (flags, revisions) do to implementations, and of what moved between two runs."""
 
 from __future__ import annotations
 

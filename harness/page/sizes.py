@@ -1,5 +1,4 @@
-"""Charts of times over a size, such as batch, context or tokens: relative to the fastest row, or absolute.
-And of the row that is fastest in each case."""
+"""Charts of times over a size, such as batch, context or tokens; and of the fastest row of each case."""
 
 from __future__ import annotations
 
@@ -55,11 +54,8 @@ def _fixed(size: str, case: MeasuredCase) -> str:
 
 
 def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None:
-    """A chart of times by a size; None where nothing has a time.
-
-    fixed: what all cases have in common, as text
-    cases: differ in the size alone, ordered by it
-    """
+    """A chart of times over a size; None where nothing has a time. The cases differ in the size alone and are
+    ordered by it. fixed: what they have in common, as text"""
     points = [point for case in cases for point in _points(size, case, shown_rows(cases))]
     if not points:
         return None
@@ -104,17 +100,14 @@ def _devices(cases: Sequence[MeasuredCase]) -> str:
     devices = {case.done.device for case in cases if case.done.device}
     if len(devices) < 2:
         return ""
-    difference = "were not compared with each other"
-    for spread in cases[0].spreads:
-        if devices <= set(spread.devices):
-            difference = apart(spread)
+    differences = [apart(spread) for spread in cases[0].spreads if devices <= set(spread.devices)]
+    difference = differences[0] if differences else "were not compared with each other"
     return f" {len(devices)} devices measured its cases; those of their type {difference}."
 
 
 def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.TopLevelMixin:
     """A line for each row over the size, with its interval as a band. While a reader points at a row, the
-    others are pale. A choice below the chart says the y axis: the parameter `axis` is `ratio`,
-    `time` or `share`."""
+    others are pale. A control below the chart sets the y axis, the parameter `axis`."""
     colours, shapes = _colours_and_shapes(points)
     legend = alt.Legend(symbolOpacity=1, values=style.legend_values(points))
     sizes = sorted({point["x"] for point in points})
@@ -228,8 +221,7 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
 
 
 def _axis_size(cases: Sequence[MeasuredCase]) -> str:
-    """The size for the x axis: one that grows with the load, else the size with the most values; empty where
-    no size has two values."""
+    """The size of the x axis: one of the load, else that with most values; empty if none has two values."""
     different = dict.fromkeys(size for case in cases for size in case.planned.sizes.items())
     counts = Counter(name for name, _ in different)
     several = [name for name, count in counts.items() if count > 1]

@@ -48,13 +48,8 @@ def row_colours(names: Collection[str]) -> dict[str, str]:
 def heat_map(
     values: Values, across: Sequence[str], title: str | None, mark: Mapping[str, Any], **encodings: Any
 ) -> alt.TopLevelMixin:
-    """A narrow rectangle for each value, at its `x` and `y`, with its `lead` as text in it.
-
-    across:    the x of the values, from left to right
-    title:     of the x axis
-    mark:      properties of the rectangles
-    encodings: of the rectangles
-    """
+    """A narrow rectangle for each value, at its `x` and `y`, with its `lead` as text in it. The x axis has
+    this title, and the x of the values in the order of `across`. mark, encodings: of the rectangles"""
     base = alt.Chart({"values": list(values)}).encode(
         x=alt.X("x:O", sort=across, title=title, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("y:N", sort=None, title=None),
@@ -95,8 +90,7 @@ SHADES = ((BLACK, 0.0), (WHITE, 0.4), (BLACK, 0.3), (WHITE, 0.6), (BLACK, 0.15),
 
 
 def shade(colour: str, place: int) -> str:
-    """The colour of a row: that of its provider for the first row (place 0), darker and lighter ones for the
-    next."""
+    """The provider's colour for its first row (place 0), darker and lighter ones for the next."""
     tone, share = SHADES[place % len(SHADES)]
     red_green_blue = bytes.fromhex(colour.removeprefix("#"))
     return "#" + bytes(round(value + (tone - value) * share) for value in red_green_blue).hex()
@@ -119,11 +113,7 @@ def name_step(order: Iterable[str], least: int) -> int:
 
 
 def colour_by(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
-    """Colours marks by a field, with a legend above the picture.
-
-    codes:   the colour of each value of the field
-    opacity: that of the marks
-    """
+    """Colours marks by a field, with a legend above the picture; `codes` has the colour of each value."""
     legend = alt.Legend(symbolOpacity=opacity, orient="top")
     return alt.Color(f"{field}:N", scale=scale_of(codes), title=None, legend=legend)
 
@@ -142,8 +132,7 @@ def tooltips(**titles: str) -> list[alt.Tooltip]:
 
 
 def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
-    """The layers of a chart of intervals: for each row of data a bar from `low` to `high`, with a dot on it.
-    `dot` has encodings of the dots, in addition to those of the base."""
+    """Two layers: for each row of data a bar from `low` to `high`, and a dot with more encodings (`dot`)."""
     return [
         base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
         base.mark_point(filled=True, size=80, opacity=1).encode(**dot),
@@ -151,13 +140,9 @@ def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
 
 
 def forest(rows: Values, title: str, behind: alt.Chart, **dot: Any) -> alt.TopLevelMixin:
-    """A forest plot on a log axis: for each ratio a dot with its interval, coloured by the verdict.
-
-    rows:   each with name, ratio, low, high and verdict
-    title:  of the axis
-    behind: a chart that is drawn behind the dots
-    dot:    more encodings of the dots
-    """
+    """A forest plot on a log axis with this title: for each ratio a dot with its interval, coloured by the
+    verdict. The rows have name, ratio, low, high and verdict. `behind` is drawn behind the dots; `dot` has
+    more encodings of them."""
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(
         y=name_axis(order), color=colour_by("verdict", COLOURS["verdicts"])

@@ -1,5 +1,4 @@
-"""The text of a measured case: its fastest row, a table of all rows with a time, and notes; for a run of
-settings (flags, revisions) a table of these, and their effects. And published figures."""
+"""The text of a measured case: fastest row or effects of settings, a table, notes; published figures."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
 
 
 def heading(cell: Cell) -> Text:
-    """The case of the cell; below it the place in a model, the share of the suite, the platform and the cache
-    mode, which all cells of the case have in common."""
+    """The case of the cell; below it what all cells of the case have in common, such as the platform."""
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
     facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
     return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))

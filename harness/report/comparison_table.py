@@ -92,8 +92,7 @@ def _judged(comparison: RunComparison) -> tuple[list[ComparedRow], int]:
 
 
 def _drift(comparison: RunComparison) -> str:
-    """A clause on baselines that took another time in B, although they are not known to have changed and the
-    device is the same; empty if there are none."""
+    """A clause on baselines, not known to have changed, that took another time in B; empty if none did."""
     # Only a baseline is compared by absolute times although it did not change.
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
     moved = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]

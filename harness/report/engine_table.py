@@ -94,8 +94,7 @@ def heading(view: EngineView) -> list[str]:
 
 
 def summary(view: EngineView) -> list[str]:
-    """A line for each op: its share of the time, how many of the shapes that are looked up in a table are
-    tuned, and which share of their time these take."""
+    """A line for each op: its share of the time, and how many of the shapes that ask a table are tuned."""
     lines = []
     for op, shapes in _groups_by_share(view.shapes, lambda shape: shape.call.op):
         looked_up = [shape for shape in shapes if shape.asks_table]
@@ -111,8 +110,7 @@ def summary(view: EngineView) -> list[str]:
 
 
 def _layers(view: EngineView) -> FittingTable:
-    """A row for each layer, or several if the implementation depends on the number of tokens; the largest
-    shares of the time come first."""
+    """A row for each layer and each implementation that it runs, the largest shares of the time first."""
     columns = (
         Column("share", right=True), Column("op", spare=3), Column("layer"), Column("sizes"),
         Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"),
@@ -278,8 +276,7 @@ CSV_COLUMNS = (
 
 
 def flat(shape: Shape) -> dict[str, Any]:
-    """A value of a shape for each of CSV_COLUMNS: sizes as text, defects and notes separated by semicolons,
-    None for what the shape lacks."""
+    """A value of a shape for each of CSV_COLUMNS: lists are joined, and what the shape lacks is None."""
     facts = shape.facts()
     entry = facts.pop("entry") or {}
     facts |= {f"entry_{name}": value for name, value in entry.items()}

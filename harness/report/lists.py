@@ -1,10 +1,7 @@
-"""The lists of the command `list`: ops, implementations, cases, suites, models, linears, published figures,
-flags, recipes. They are made without importing torch.
-"""
+"""The lists of the command `list`. They are made without importing torch."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -22,7 +19,7 @@ from harness.errors import UsageError
 from harness.paths import command
 from harness.plan.select import choose_cases
 from harness.report.fitting_table import table_of
-from harness.report.terminal import line_width
+from harness.report.terminal import line_width, wrapped
 from harness.report.text import grouped
 from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
@@ -168,8 +165,7 @@ def _by_reason(
 
     rows:         as `_implementations` returns them, perhaps with more fields
     predicate:    what the first ones can do, in words: `can run`
-    can, why_not: the fields of the rows that say whether they can, and why not
-    """
+    can, why_not: the fields of the rows that say whether they can, and why not"""
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     columns = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
@@ -259,9 +255,8 @@ def _by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _main_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
-    """Yields for each kind of platform the flags that can act on one of the ops, and that somebody uses:
-    those by which all versions of an engine choose between implementations, then those that recipes and
-    guides set; and the guides."""
+    """Yields for each kind of platform the flags that can act on one of the ops: those by which all versions
+    of an engine choose between implementations, then those that recipes and guides set; and the guides."""
     kinds = dict.fromkeys([platform.kind, *KINDS]) if platform.here else [platform.kind]
     for kind in kinds:
         arch = platform.arch if kind == platform.kind else ""
@@ -350,9 +345,7 @@ def _recipe_lines(recipe: Recipe) -> Iterator[str]:
     for variable in recipe.variables:
         setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
         about = "; ".join(filter(None, [_acts_on(variable.name), variable.note]))
-        yield from textwrap.wrap(
-            f"{setting}  # {about}", line_width(), initial_indent=INDENT, subsequent_indent=f"{INDENT * 2}# "
-        )
+        yield from wrapped(f"{setting}  # {about}", INDENT, f"{INDENT * 2}# ", line_width()).splitlines()
 
 
 def _acts_on(name: str) -> str:
@@ -375,6 +368,4 @@ def _acts_on(name: str) -> str:
 def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
     """Yields the lines of the paragraphs. The first line of each has this indent, the others INDENT."""
     for paragraph in paragraphs:
-        yield from textwrap.wrap(
-            paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False
-        )
+        yield from wrapped(paragraph, indent, INDENT, line_width()).splitlines()

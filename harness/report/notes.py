@@ -1,5 +1,4 @@
-"""Notes under the table of a case: why rows have no time, which command checks a wrong row, remarks on times,
-and how long measuring took. And the notes at the end of a run."""
+"""Notes under the table of a case, such as why rows have no time; and the notes at the end of a run."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def printed_notes(notes: Notes) -> RenderableType:
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
-    """All notes of a case whose implementations are compared; with the run also the notes that depend on its
-    options, and the commands that check its wrong rows."""
+    """All notes of a case whose implementations are compared; some need the run, such as its commands."""
     return [
         *untimed(case.cells),
         *(_chosen_rows(run) if run else ()),
@@ -226,8 +224,7 @@ def time_spent(measured_s: float, setup_s: float) -> str:
 
 
 def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -> str:
-    """How many cases the budget did not reach (`cases`), and their share of each boundary's weight; empty if
-    none."""
+    """How many cases the budget did not reach, and their share of each boundary's weight; empty if none."""
     weights: dict[str, dict[str, float]] = {}  # of measured cases, by boundary and case
     for cell in measured:
         weights.setdefault(cell.boundary, {})[cell.case] = cell.weight

@@ -20,8 +20,7 @@ from kernels.engines import choices
 
 INTERACTION_WORDS = {"faster": "more together", "slower": "less together", "same": "independent",
                      "unclear": "unclear"}  # fmt: skip
-"""Verdict on an interaction -> the word for it. `more together`: both changes bring more than the product of
-what each brings alone."""
+"""Verdict on an interaction -> the word: do two changes bring more than the product of what each brings?"""
 
 
 @dataclass(frozen=True)

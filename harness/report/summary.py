@@ -1,5 +1,4 @@
-"""The summary of all cases of a run: which row is fastest in how many of them, what the best row gains over
-the rows that engines run by default, and which rows are as good."""
+"""The summary of all cases of a run: wins, what the best row gains over engines' defaults, rows as good."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Clause(NamedTuple):
 
 def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
     """A sentence for each boundary and launch mode of the finished cases; for a boundary with one case it is
-    the headline of the case. Empty where the run has one case, and for a race, which has other
-    configurations in each case."""
+    its headline. Empty where the run has one case, and for a race, whose cases have other configurations."""
     if run.race or not cases or max(len(cases), len(run.cases)) < 2:
         return []
     planned = Counter(case.boundary for case in run.cases)
@@ -152,12 +150,9 @@ def _against_defaults(cases: Cases, best: str, run: Run) -> list[Clause]:
 
 
 def _clause(cases: Cases, best: str, impls: Sequence[str | None], title: str, run: Run) -> Clause | None:
-    """The best row against the fastest row of one implementation in each case. None where no such row has a
-    time, or where all are the best row itself and there is no title.
-
-    impls: the implementation in each case; None: none
-    title: what the implementations are, in words; may be empty
-    """
+    """The best row against the fastest row of the implementation that `impls` has for each case. `title` says
+    what these are; it may be empty. None where no such row has a time, or where all are the best row itself
+    and there is no title."""
     fastest = []
     for (_, cells), impl in zip(cases, impls, strict=True):
         fastest.append(next((cell for cell in cells.values() if cell.impl == impl), None))

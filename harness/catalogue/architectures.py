@@ -39,7 +39,7 @@ class Architecture:
     registers_per_unit: int
     threads_per_program: int  # the most
     waves: int  # the most warps or wavefronts that a unit holds
-    waves_step: int  # registers are allocated for so many waves at a time, one for each SIMD
+    waves_step: int  # the SIMDs of a unit, of which each has an equal part of the registers
     programs: int  # the most programs that a unit holds
     shared_per_program: int  # the most bytes of shared memory
     shared_per_unit: int  # bytes
@@ -61,19 +61,14 @@ class Architecture:
         return Target(self.kind, self.arch, self.units, shared=self.shared_per_program)
 
     def resident(self, registers: int, shared: int, columns: int, waves: int) -> tuple[int, str]:
-        """Returns how many programs a compute unit holds at once, and which resource limits that.
-
-        registers: of one thread
-        shared:    bytes of shared memory of one program
-        columns:   of tensor memory of one program
-        waves:     of one program
-        """
+        """Returns how many programs a compute unit holds at once, and which resource limits that. A program
+        takes `registers` a thread, `shared` bytes, `columns` of tensor memory, and `waves`."""
         step = self.register_step
         registers_per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
-        allocations = self.registers_per_unit // registers_per_wave // self.waves_step  # each of `waves_step`
+        waves_per_simd = self.registers_per_unit // registers_per_wave // self.waves_step
         shared_of_program = math.ceil(shared / self.shared_step) * self.shared_step + self.shared_reserved
         bounds = {
-            "registers": allocations * self.waves_step // waves,
+            "registers": waves_per_simd * self.waves_step // waves,
             "shared": self.shared_per_unit // max(1, shared_of_program),
             "waves": min(self.programs, self.waves // waves),
             "tensor memory": self.tensor_columns // columns if columns else self.programs,
@@ -108,8 +103,8 @@ ARCHS = (
 
 
 def named_sheet(word: str) -> JsonObject | None:
-    """The data sheet of the GPU that a user names in any capitals: `MI300X`, or `gfx942`, which stands for
-    `Architecture.device`, or without an Architecture for its first GPU. None for another word."""
+    """The data sheet of the GPU that a user names in any capitals; None for another word. An architecture
+    stands for its `Architecture.device` or, where its limits are unknown, for the first GPU that has it."""
     architecture = architectures().get(word.lower())
     name = known_type(architecture.device if architecture else word)
     of_name = [sheet for sheet in known_devices() if sheet["name"] == name]
@@ -118,8 +113,7 @@ def named_sheet(word: str) -> JsonObject | None:
 
 
 def named_architecture(word: str) -> str:
-    """The architecture that a user names, by its own name or by that of a GPU that has it. Raises
-    UsageError."""
+    """The architecture of this name, or of the GPU of this name. Raises UsageError."""
     if word.lower() in ARCHS:
         return word.lower()
     if sheet := named_sheet(word):

@@ -21,8 +21,8 @@ PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
 MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Sevenths of the SMs in a slice's name (`3g`) -> eighths of the memory it usually has (MIG User Guide)."""
 MIG_SMS = {3: 1 / 2}
-"""Sevenths of the SMs in a slice's name -> an upper bound of its share of the SMs, where it has more than
-these sevenths: a `3g` slice of an H100 has 60 of 132 SMs, and 3/7 would be 57."""
+"""Sevenths of the SMs in a slice's name -> the most of the SMs that it may have, where that is more than its
+name says: a `3g` slice of an H100 has 60 of 132 SMs, and 3/7 would be 57."""
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # mode of an AMD GPU -> the number of parts
 
 
@@ -35,7 +35,7 @@ class Ceilings:
     copy: float = 0.0  # bytes read plus bytes written, per second; 0 if unknown
     measured: str = ""  # when they were measured; empty for data sheets
     reach: int = 0
-    """From so many bytes on a CPU reads as slowly as from memory, see workers/child/meter.py; 0: unknown."""
+    """Reads of so many bytes are as slow as memory on this CPU, see workers/child/meter.py; 0: unknown."""
     disturbed: str = ""
     """What disturbed the machine in every measurement so far; empty once a measurement was quiet."""
 
@@ -104,9 +104,8 @@ def known_type(text: str) -> str:
 
 
 def _sheets_of_whole(platform: Platform) -> list[JsonObject]:
-    """The data sheets that this device, or the whole GPU that it is a part of, may have: those of its
-    architecture whose name the device's name contains. If there is none, as ROCm's kernel driver names no
-    product, all of the architecture."""
+    """The data sheets that this device, or the GPU that it is a part of, may have: those of its architecture
+    that its name contains, or all of the architecture, as ROCm's kernel driver names no product."""
     of_arch = [sheet for sheet in known_devices() if sheet["arch"] == platform.arch]
     named = [sheet for sheet in of_arch if re.search(rf"\b{sheet['name']}\b", platform.name)]
     return named or of_arch
@@ -122,8 +121,7 @@ def datasheets(platform: Platform) -> list[JsonObject]:
 
 
 def _sheet_of_part(whole: JsonObject, part: str) -> JsonObject | None:
-    """The data sheet of a part of a GPU, by its own share of the SMs or accelerator dies, and by its share of
-    the memory; None where the shares are unknown."""
+    """The data sheet of a part of a GPU, by its shares of SMs or dies and of memory; None if unknown."""
     if mig := re.search(r"(\d)g\.(\d+)gb", part):
         sevenths, gigabytes = int(mig[1]), int(mig[2])
         compute_share = max(sevenths / 7, MIG_SMS.get(sevenths, 0))

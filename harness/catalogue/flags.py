@@ -1,15 +1,13 @@
-"""The catalogue of environment flags: what each acts on, when it is read, what its values mean.
-
-The data, with a source for each entry, is in `catalogue/flags.json`. There are three sorts of flags: those
-that change what implementations of this suite run (`touches`), those by which a serving engine chooses
-between implementations (`chooses`), and those whose effect no measurement here can show (`without` says why).
-"""
+"""The catalogue of environment flags. The data, with a source for each entry, is in `catalogue/flags.json`.
+There are three sorts: those that change what implementations of this suite run (`touches`), those by which a
+serving engine chooses between implementations (`chooses`), and those whose effect no measurement here can
+show (`without` says why)."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.paths import DATA
@@ -77,25 +75,22 @@ class Flag:
 
     def obstacle(self, op: str, platform: Platform, launch: str) -> str:
         """Why toggling the flag can show no effect on an op on a platform; empty if it can."""
-        return next(self._obstacles(op, platform, launch), "")
-
-    def _obstacles(self, op: str, platform: Platform, launch: str) -> Iterator[str]:
-        """Yields the reasons why toggling the flag shows no effect."""
         where = f"this is {platform.kind} {platform.arch}"
         if self.without:
-            yield f"{self.name} has no effect on a kernel on one device: {self.without}"
+            return f"{self.name} has no effect on a kernel on one device: {self.without}"
         if platform.kind not in self.platforms:
-            yield f"{self.name} acts on {either(self.platforms)}; {where}"
+            return f"{self.name} acts on {either(self.platforms)}; {where}"
         if self.archs and platform.arch not in self.archs:
-            yield f"{self.name} acts on {either(self.archs)}; {where}"
+            return f"{self.name} acts on {either(self.archs)}; {where}"
         if op not in self.ops:
-            yield f"{self.name} acts on {either(self.ops)}, not on {op}"
+            return f"{self.name} acts on {either(self.ops)}, not on {op}"
         choices = {tuple(by_op[op]) for by_op in self.chooses.values() if by_op.get(op)}
         if self.chooses and len(choices) < 2:
             rows = either([row for choice in choices for row in choice] or ["nothing"])
-            yield f"of what an engine chooses between by {self.name} for {op}, only {rows} is a row here"
+            return f"of what an engine chooses between by {self.name} for {op}, only {rows} is a row here"
         if self.launch and launch != self.launch:
-            yield f"{self.name} shows in {self.launch} launches alone: --launch {self.launch}"
+            return f"{self.name} shows in {self.launch} launches alone: --launch {self.launch}"
+        return ""
 
 
 @functools.cache

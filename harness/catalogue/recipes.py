@@ -1,8 +1,5 @@
-"""Recipes: the environments that documents set, as named sets of flags. And guides to tuning, which name
-flags, too.
-
-The data is in `catalogue/recipes.json`, with the document and the lines of each recipe.
-"""
+"""Recipes: the environments that documents set, as named sets of flags; and guides to tuning that name flags.
+The data is in `catalogue/recipes.json`, with the document and the lines of each."""
 
 from __future__ import annotations
 

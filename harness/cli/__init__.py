@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
         module, _, attribute = self.modules[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         if not isinstance(command, click.Group):
-            # In `serving load`, the group has a name; in `run`, it is `cli`, which no example names.
+            # Examples begin with `serving load`, or with `run`: the top group, `cli`, is not in them.
             words = f"{self.name} {cmd_name} ".removeprefix("cli ")
             lines = EXAMPLES.read_text("utf-8").splitlines()
             own = [f"  python -m harness {line}" for line in lines if line.startswith(words)]

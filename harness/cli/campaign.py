@@ -65,9 +65,10 @@ def campaign(request: CampaignRequest) -> None:
     cluster, budget_s = request.cluster, request.budget_s
     here = choose_device(None if cluster else request.device)
     type = device_type(here)
-    read = partial(read_step, log=cache(print_note))  # a note that the steps of all ops have is printed once
+    print_once = cache(print_note)  # the steps of all ops may have the same note
+    read = partial(read_step, log=print_once)
     measures_here = not cluster and not request.devices and request.plan in (None, "steps")
-    # The steps of a file are read and planned here only to raise for a mistake before a device is waited for.
+    # Reading a step, and planning one for this machine, raises for a mistake before a device is waited for.
     for step in steps_of(request.file, kinds=()):
         read(step)
         if measures_here and step.is_for(type, here.kind):
@@ -114,7 +115,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
             measured = read_measured([*map(str, runs)])
             if measured.arch not in archs(engine):
                 continue
-            decision, worth = decision_and_worth(engine, measured, {}, {})
+            decision, worth = decision_and_worth(engine, measured, user_fields={}, settings={})
             target.parent.mkdir(exist_ok=True)
             options.write_json(f"{target}.json", facts(decision, worth))
             display.print(f"{spelled}: {answer(decision, worth)}")
@@ -131,7 +132,7 @@ def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> Non
 def read_step(
     step: Step, log: Callable[[str], None] = lambda _: None
 ) -> Callable[[Platform], Request] | TuneRequest | None:
-    """Reads a step's arguments by the command that it names, as `harness.campaign.plan.ReadStep` says."""
+    """Reads a step's arguments by its command: a `harness.campaign.plan.ReadStep`, once `log` is given."""
     from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
     from harness.run.plan import Request
@@ -145,8 +146,9 @@ def read_step(
     except click.ClickException as error:
         raise UsageError(f"step {step.name}: {error.format_message()}") from None
     if step.command == "tune":
-        return options.object_of(TuneRequest, params)
-    request = options.object_of(Request, params)
+        tune_request, _ = options.object_of(TuneRequest, params)
+        return tune_request
+    request, design = options.object_of(Request, params)
     if step.command == "toggle":
-        return toggle_request(request, log, **params)
+        return toggle_request(request, log, **design)
     return lambda platform: request

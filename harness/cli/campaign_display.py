@@ -141,7 +141,7 @@ def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None
     counts = counts or dict.fromkeys(platforms, 1)
     steps = steps_of(request.file, [platform.kind for platform in platforms.values()])
     reasons: list[str] = []
-    jobs = jobs_of(
+    jobs = jobs_of(  # one for each step and type of devices
         steps,
         {type: platform.kind for type, platform in platforms.items()},
         has_one_type=len(platforms) == 1,

@@ -56,8 +56,8 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
 
 
 def compile_on(address: str) -> CompileEach:
-    """Returns a function that compiles launches on the CPUs of a cluster, and raises UsageError where a node
-    has another Triton, or where no node gives a CPU. Raises NothingRan or UsageError without a cluster."""
+    """Returns a function that compiles launches on the CPUs of a cluster, or raises UsageError: where a node
+    has another Triton, or none gives a CPU. Without a cluster this raises NothingRan or UsageError."""
     from harness.cluster.ray_cluster import join, require_head
     from harness.compile.compiler import Resources
     from kernels.platform import version
@@ -66,28 +66,28 @@ def compile_on(address: str) -> CompileEach:
     head = ray.get_runtime_context().gcs_address
 
     def compile_each(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-        task, ours = ray.remote(compiled).options(num_cpus=1, max_retries=2), version("triton")
-        keys = {task.remote(launch, ours): key for key, launch in todo.items()}  # of what is not compiled yet
+        task = ray.remote(compiled).options(num_cpus=1, max_retries=2)
+        waiting = {task.remote(launch, version("triton")): key for key, launch in todo.items()}
         deadline = time.monotonic() + FIRST_S
-        while keys:
+        while waiting:
             require_head(head)
-            ready, _ = ray.wait(list(keys), timeout=2)
-            if len(keys) == len(todo) and not ready and time.monotonic() > deadline:
+            ready, _ = ray.wait(list(waiting), timeout=2)
+            if len(waiting) == len(todo) and not ready and time.monotonic() > deadline:
                 raise UsageError(f"no kernel was compiled within {FIRST_S:g} s: are all CPUs taken?")
             for reference in ready:
                 try:
                     resources = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     resources = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
-                if isinstance(resources, str):  # the node's mistake
+                if isinstance(resources, str):  # the node has another Triton
                     raise UsageError(resources)
-                yield keys.pop(reference), resources
+                yield waiting.pop(reference), resources
 
     return compile_each
 
 
 def compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
-    """Compiles a launch on a node; returns one line where the node's Triton is not the driver's, `triton`."""
+    """Compiles a launch on a node; returns a text if the node's Triton is not the driver's, `triton`."""
     from harness.compile.compiler import compile_launch
     from kernels.platform import version
 

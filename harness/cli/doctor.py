@@ -54,8 +54,7 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
 
 
 def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
-    """Prints which rows fit the libraries at the paths, or the installed ones where there are no paths.
-    Returns the exit code, FAILED where a row's calls do not fit."""
+    """Prints which rows fit the libraries at the paths, or those installed. Returns the exit code."""
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
     from harness.report.doctor_text import binding_table
 

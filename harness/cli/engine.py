@@ -62,8 +62,7 @@ def _ops(names: tuple[str, ...]) -> list[str]:
 
 
 def parse_settings(texts: tuple[str, ...]) -> dict[str, str]:
-    """The value of each variable and flag that --with sets. Raises ValueError, also for a flag of the engine
-    for which the command has an option of its own."""
+    """The value of each variable and flag of --with. Raises ValueError, also for those of OWN_OPTIONS."""
     from kernels.engines.deploy import settings
 
     values = settings(texts)

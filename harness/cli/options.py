@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -181,7 +181,7 @@ call_timeout = click.option(
 
 
 def several(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """A decorator that adds options to a command. Its help lists them in this order."""
+    """A decorator that adds options to a command, in whose help they stand in this order."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -191,7 +191,31 @@ def several(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
     return decorate
 
 
-_measuring = several(
+def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command as its first argument an object made of the options that are fields of
+    a dataclass, `module:class`, which is imported when the command is called; and the others by name."""
+    module, _, name = path.partition(":")
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(*others: object, **options: Any) -> None:  # click passes untyped values
+            dataclass = getattr(import_module(module), name)
+            gathered_object, own_options = object_of(dataclass, options)
+            command(gathered_object, *others, **own_options)
+
+        return call
+
+    return decorate
+
+
+def object_of(dataclass: type[Object], options: Mapping[str, Any]) -> tuple[Object, dict[str, Any]]:
+    """An object of the options that are its fields, and the other options."""
+    names = {field.name for field in fields(dataclass)}
+    others = {name: value for name, value in options.items() if name not in names}
+    return dataclass(**{name: options[name] for name in names & options.keys()}), others
+
+
+measuring = several(
     click.option("--op", metavar="OP", help="Measure this op: see `list ops`."),
     click.option("--impl", metavar="PATTERN,...",
                  help="Measure only implementations that match: 'vllm.*,torch.sdpa'."),
@@ -224,33 +248,6 @@ _measuring = several(
     threads_option,
     prepare_timeout,
     call_timeout,
+    gathered("harness.run.plan:Request"),
 )  # fmt: skip
-
-
-def measuring(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of every command that measures; its first argument is a `harness.run.plan.Request`."""
-    return _measuring(gathered("harness.run.plan:Request")(command))
-
-
-def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command an object of a dataclass as its first argument, made of the options
-    that are its fields; the command gets the others by name. The dataclass, `module:class`, is imported when
-    the command is called."""
-    module, _, name = path.partition(":")
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def call(*others: object, **options: Any) -> None:  # click passes untyped values
-            dataclass = getattr(import_module(module), name)
-            gathered_object = object_of(dataclass, options)  # takes its fields out of `options`
-            command(gathered_object, *others, **options)
-
-        return call
-
-    return decorate
-
-
-def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
-    """Makes an object of the options that are fields of the dataclass, and removes them from `options`."""
-    names = {field.name for field in fields(dataclass)} & options.keys()
-    return dataclass(**{name: options.pop(name) for name in names})
+"""The options of every command that measures; its first argument is a `harness.run.plan.Request`."""

@@ -59,7 +59,8 @@ def report(
         from harness.decide.worth import decision_and_worth
         from harness.page.decision import decision_section
 
-        decisions = [decision_section(*decision_and_worth(engine, read_measured(runs), {}, {}))]
+        decided = decision_and_worth(engine, read_measured(runs), user_fields={}, settings={})
+        decisions = [decision_section(*decided)]
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     page = replace(page, sections=[*decisions, *page.sections])
     for target, as_png in ((svg, False), (png, True)):
@@ -170,8 +171,7 @@ def compare(
 
 
 def _without_common(a: RecordedRun, b: RecordedRun, missing: Sequence[str]) -> str:
-    """How many cells of two runs without common cells have a time, and why the first and the last of them
-    have none in the other run."""
+    """How many cells of each run have a time, and why the first and the last have none in the other run."""
     counts = []
     for name, run in (("A", a), ("B", b)):
         timed = [cell for cell in run.cells.values() if cell.status == "ok" and cell.time_us]

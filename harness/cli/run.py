@@ -1,6 +1,5 @@
-"""`python -m harness run` checks, times and ranks the implementations of an op; `python -m harness toggle`
-says what environment flags do to each; `python -m harness check` checks one implementation alone. The head of
-harness/run/execute.py says how a run continues."""
+"""The commands `run`, `toggle` and `check`: they rank the implementations of an op, measure what flags do to
+them, and check one alone. The head of harness/run/execute.py says how a run continues."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def toggle(request: Request, **design: Any) -> None:  # click passes untyped val
 
 
 def measure_and_exit(request: Request, request_of: Callable[[Platform], Request]) -> NoReturn:
-    """Measures what the options of a command request on this machine or a cluster. `request_of` completes the
-    request for a platform, on which settings may depend."""
+    """Measures a request on this machine or a cluster. `request_of` completes the request for a platform."""
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
     from harness.results.journal import Journal
@@ -86,7 +84,7 @@ def measure_and_exit(request: Request, request_of: Callable[[Platform], Request]
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform by the options of `toggle`, `design`."""
+    """Returns a function that completes a request for a platform, by the other options of `toggle`."""
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)
@@ -103,7 +101,8 @@ def toggle_request(
     return request_of
 
 
-def _as_tuple(context: click.Context, option: click.Parameter, value: str) -> tuple[str]:
+def _only_case(context: click.Context, option: click.Parameter, value: str) -> tuple[str]:
+    """The cases of a request, of which `check` takes one."""
     return (value,)
 
 
@@ -111,7 +110,7 @@ def _as_tuple(context: click.Context, option: click.Parameter, value: str) -> tu
 @options.gathered("harness.run.plan:Request")
 @click.option("--op", required=True, metavar="OP", help="Check an implementation of this op.")
 @click.option("--impl", required=True, metavar="NAME", help="Check this implementation.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_as_tuple)
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_only_case)
 @click.option("--boundary", metavar="NAME", help="Check core, with_quant or with_routing.  [default: core]")
 @options.target_device
 @options.cache_option

@@ -133,8 +133,7 @@ def _was_eliminated(record: Record) -> bool:
 
 
 def end_text(outcome: Outcome) -> str:
-    """The text at the end of a run: how many cases were measured in what time, where they are recorded,
-    what the budget did not reach, and how much several devices differ."""
+    """The text at the end of a run: what was measured in what time, where it is, and what was left out."""
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)

@@ -47,9 +47,9 @@ def shapes(
     if not out.endswith(".json"):
         raise UsageError(f"--out {out}: a file of cases is NAME.json")
     require_writable(out, None)
-    group, groups = (1, tp) if dp_attention else (tp, 1)  # ranks of a DP group, and DP groups
-    parallel, dispatched = Parallel(group, groups, ep), ep > 1 and groups > 1
-    served = Deployment(model, parallel, dense_tp=group, shared_tp=group, dispatched=dispatched, kv=kv)
+    ranks, groups = (1, tp) if dp_attention else (tp, 1)  # the ranks of a DP group; the DP groups
+    parallel, dispatched = Parallel(ranks, groups, ep), ep > 1 and groups > 1
+    served = Deployment(model, parallel, dense_tp=ranks, shared_tp=ranks, dispatched=dispatched, kv=kv)
     traffic = Traffic(drafts=drafts, dp=groups)
     read_files(files, traffic)
     try:

@@ -1,5 +1,4 @@
-"""A page of recorded results: the records that paths name, and a section for each op, for what changed
-between two runs, for serving, and for each machine. And the page of `engine`: its shapes by tokens."""
+"""A page of recorded results: the records that paths name, and the sections on them. And that of `engine`."""
 
 from __future__ import annotations
 
@@ -44,12 +43,12 @@ from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
 from shapes.case import text_of
 
-integer_text = partial(significant, digits=9)  # all digits
+all_digits = partial(significant, digits=9)
 SHAPE_COLUMNS: Columns = {
     "share": ("share", four_digits), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
-    "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", integer_text),
+    "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", all_digits),
     "kernel": "entry_kernel", "us": ("entry_us", four_digits), "entry in": "entry_file",
-    "line": ("entry_line", integer_text), "falls back to": "fallback", "defects": "defects",
+    "line": ("entry_line", all_digits), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
 SHOWN = "runs, A/B tests, ledgers, and what serving predict, what-if, replay or compile wrote with --json"
 """The records that a page can show, in the words of an error."""
@@ -86,7 +85,7 @@ def engine_section(view: EngineView) -> PageSection:
         "Each cell is a shape that the deployment calls; layers with the largest share of the time come "
         "first. Green: its table has an entry; orange: it has none, and a fallback runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
-        picture if values else None, table(values, SHAPE_COLUMNS), len(values),
+        picture if values else None, table(values, SHAPE_COLUMNS), marks=len(values),
     )  # fmt: skip
     labelled = [(title, note.replace("\n  ", "; ")) for title, lines in notes(view).items() for note in lines]
     headline = "; ".join(engine_summary(view))
@@ -128,14 +127,13 @@ def inputs(names: Iterable[str]) -> Records:
 
 
 def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
-    """Yields runs, A/B tests and ledgers at any depth; where there are none, the JSON files in the folder
-    itself. Raises UsageError where there is nothing."""
+    """Yields runs, A/B tests and ledgers at any depth, or else the JSON files in the folder itself."""
     experiments = {file.parent for file in archive.below(folder, EXPERIMENT)}
     runs = [f.parent for f in archive.below(folder, "run.json") if not experiments & set(f.parents)]
     abs, ledgers = archive.below(folder, AB), archive.below(folder, LEDGER)
     documents = [] if runs or abs or ledgers else sorted(folder.glob("*.json"))
     if not (runs or abs or ledgers or documents):
-        runs = run_folders(folder)  # those of an EXPERIMENT alone, or UsageError
+        runs = run_folders(folder)  # there may be those of an EXPERIMENT; raises UsageError without any
     yield from (("run", path) for path in runs)
     yield from (("A/B", file.parent) for file in abs)
     yield from (("ledger", path) for path in ledgers)
@@ -144,24 +142,16 @@ def _records_below(folder: Path) -> Iterator[tuple[RecordKind, Path]]:
 
 def assemble(records: Records, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
     """The page of records. With up to MOST_INPUTS records, runs of one op share a section. A page of more
-    begins with a table of the records, and has a folded section for each; `progress` is then called with a
-    text that says which run is being read. Raises UsageError where a record cannot be read, or there is
-    nothing to show."""
+    begins with a table of the records, and has a folded section for each; `progress` is then told which run
+    is being read. Raises UsageError where a record cannot be read, or there is none."""
     runs = {path: Journal(path).run() for kind, path in records if kind == "run"}
-    others = [(kind, path) for kind, path in records if kind != "run"]
     ops = dict.fromkeys(run.op for run in runs.values())
-    sections: list[PageSection] = []
     if len(records) > MOST_INPUTS:
-        for number, folder in enumerate(runs, 1):
-            progress(f"{number} of {len(runs)} runs: {folder}")
-            section, machines = _sections_of_runs([folder], runs, {folder: ""}, with_rounds=False)
-            section.sections = [*section.sections, *machines]
-            sections.append(section)
-        sections += [_section_of_other(kind, path) for kind, path in others]
-        index = _folded_behind_index([path for _, path in records], runs, sections)
         subtitle = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
-        return Page(title or f"{len(records)} records", subtitle, [index, *sections])
+        sections = _index_and_folded_sections(records, runs, progress)
+        return Page(title or f"{len(records)} records", subtitle, sections)
 
+    sections = []
     by_op = list(grouped(runs, lambda folder: runs[folder].op).values())
     all_machines: list[PageSection] = []
     for folders in by_op:
@@ -174,6 +164,7 @@ def assemble(records: Records, title: str = "", progress: Callable[[str], None] 
             comparison = compare_runs(a, b)
             if comparison.rows and not comparison.incompatible:
                 sections.append(moved_section(a, b, comparison))
+    others = [(kind, path) for kind, path in records if kind != "run"]
     sections += [_section_of_other(kind, path) for kind, path in others]
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
@@ -185,8 +176,7 @@ def assemble(records: Records, title: str = "", progress: Callable[[str], None] 
 def _sections_of_runs(
     folders: Sequence[Path], runs: Mapping[Path, Run], labels: Mapping[Path, str], with_rounds: bool
 ) -> tuple[PageSection, list[PageSection]]:
-    """The section of the cases of some runs of one op, and for each of these runs that of its machine; `runs`
-    are all runs of the page."""
+    """The section of some runs of one op, and those of their machines; `runs` has all runs of the page."""
     op = runs[folders[0]].op
     all_cases, machines = [], []
     for folder in folders:
@@ -208,24 +198,29 @@ def _section_of_other(kind: RecordKind, path: Path) -> PageSection:
     return written_section(path)
 
 
-def _folded_behind_index(
-    paths: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]
-) -> PageSection:
-    """The section with a table of the records, of which each has a path and a section. The table has links to
-    the sections; these are folded, and those of runs get titles that differ."""
-    rows = []
-    for path, section in zip(paths, sections, strict=True):
-        section.folded, section.anchor = True, anchor(str(path))
-        name, origin = section.title, Origin()
-        if run := runs.get(path):
-            name, origin = run.op, _origin(run)
-            section.title = f"{run.op} · {origin.device} · {origin.date}"
+def _index_and_folded_sections(
+    records: Records, runs: Mapping[Path, Run], progress: Callable[[str], None]
+) -> list[PageSection]:
+    """A section with a table of the records, and a folded section for each, to which the table has a link."""
+    rows, sections = [], []
+    for number, (kind, path) in enumerate(records, 1):
+        if kind == "run":
+            progress(f"{number} of {len(runs)} runs: {path}")
+            section, machines = _sections_of_runs([path], runs, {path: ""}, with_rounds=False)
+            name, origin = runs[path].op, _origin(runs[path])
+            section.title = f"{name} · {origin.device} · {origin.date}"
+            section.sections = [*section.sections, *machines]
             section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
+        else:
+            section = _section_of_other(kind, path)
+            name, origin = section.title, Origin()
+        section.folded, section.anchor = True, anchor(str(path))
+        sections.append(section)
         rows.append(TableRow([name, section.headline, *origin, str(path)], link=section.anchor))
     columns = ("record", "result", "device", "architecture", "host", "date", "commit", "path")
     reading = "Choose a record to open its section, which draws its charts then."
     chart = Chart("records", "Records", reading, table=Table(columns, rows))
-    return PageSection("index", "Index", charts=[chart])
+    return [PageSection("index", "Index", charts=[chart]), *sections]
 
 
 class Origin(NamedTuple):
@@ -247,8 +242,7 @@ def _origin(run: Run) -> Origin:
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
-    """The shortest text that tells each run apart from the others of its op: nothing where it is the only
-    one, the device, the id, or the folder."""
+    """What tells each run apart from the others of its op: nothing, the device, the id, or the folder."""
     labels = {}
     for folder, run in runs.items():
         others = [other for path, other in runs.items() if other.op == run.op and path != folder]
@@ -261,7 +255,7 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
     return labels
 
 
-def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True) -> PageSection:
+def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
     """The section for the cases of one op in all runs of a page, ordered by size."""
     cases = sorted(cases, key=lambda case: case.size_order)
     of_implementations = [case for case in cases if case.run.contrast == "implementations"]
@@ -270,7 +264,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     setting_runs = list(grouped(of_settings, lambda case: case.folder).values())
     charts = [winners(of_implementations), *sweep_charts(of_implementations)]
     charts += [settings_over_cases(cases_of_run) for cases_of_run in setting_runs]
-    # A case that several runs measured has one section; each list has it in these runs.
+    # A case that several runs measured has one section: each list has the results of one case in these runs.
     by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
     heaviest = sorted(by_key, key=lambda in_runs: -in_runs[0].planned.weight)[:MOST_CASES]
     heaviest.sort(key=lambda in_runs: in_runs[0].size_order)
@@ -279,7 +273,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     if without_charts := len(by_key) - len(heaviest):
         notes.append(("not shown", f"{without_charts} cases of less weight have no charts of their own"))
     if len(case_sections) > 1:
-        notes += _folded_case_sections(case_sections, cases)
+        notes += _fold_case_sections(case_sections, cases)
         confidence = cases[0].run.confidence
         together = f"those of a case hold together with {100 * confidence:.0f} % confidence"
         false = f"expect one case with a false verdict in {1 / (1 - confidence):.0f}"
@@ -291,8 +285,8 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
 def _op_headlines(
     runs: Sequence[Sequence[MeasuredCase]], setting_runs: Sequence[Sequence[MeasuredCase]]
 ) -> Iterator[str]:
-    """Yields sentences on the cases of each run that compares implementations (`runs`) or settings. A run of
-    one case has a headline instead of a summary, which it shares with other runs of the same case."""
+    """Yields sentences on the runs that compare implementations (`runs`) or settings: the summary of each
+    run. Runs of one case have no summary; those of the same case share a sentence of their headlines."""
     of_one_case = [cases[0] for cases in runs if len(cases) == 1 and not summary(cases, cases[0].run)]
     for key, in_runs in grouped(of_one_case, lambda case: case.planned.key).items():
         yield f"{key}: {_headline(in_runs)}."
@@ -304,11 +298,11 @@ def _op_headlines(
         yield _labelled(cases[0], f"{title} {'. '.join(lines)}.".replace(" .", "."))
 
 
-def _folded_case_sections(
+def _fold_case_sections(
     sections: Sequence[PageSection], cases: Sequence[MeasuredCase]
 ) -> list[tuple[str, str]]:
-    """Folds the sections of an op's cases, and takes from them what is the same in all: sizes in their
-    titles, and notes. Returns it as notes of the op."""
+    """Folds the sections of an op's cases, removes from them what is the same in all (sizes in their titles,
+    and notes), and returns that as notes of the op."""
     short, shared = short_keys(cases), text_of(shared_sizes(cases))
     in_all = [note for note in sections[0].notes if all(note in section.notes for section in sections)]
     for section in sections:

@@ -104,13 +104,13 @@ def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
     """The names of the rows that charts show first: all if they are few; else the best row of each provider,
     and the best of each implementation that an engine runs by default."""
     logs_of: dict[str, list[float]] = {}  # by name, for each case, the logarithm of the ratio to the fastest
-    defaults: dict[str, str] = {}  # name -> implementation
+    of_defaults: dict[str, list[str]] = {}  # by implementation that an engine runs by default the names
     for case in cases:
         for cell in case.timed:
             ratio = (cell.time_us or 1.0) / (case.timed[0].time_us or 1.0)
             logs_of.setdefault(cell.name, []).append(math.log(ratio))
             if case.engines_of(cell):
-                defaults[cell.name] = cell.impl
+                of_defaults.setdefault(cell.impl, []).append(cell.name)
     if len(logs_of) <= FEW:
         return set(logs_of)
 
@@ -118,21 +118,20 @@ def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
         """Rows with a time in more cases are better, then those with the smaller mean."""
         return -len(logs_of[name]), sum(logs_of[name]) / len(logs_of[name])
 
-    by_provider = grouped(logs_of, provider).values()
-    by_default = grouped(defaults, lambda name: defaults[name]).values()
-    return {min(names, key=rank) for names in (*by_provider, *by_default)}
+    of_providers = grouped(logs_of, provider)
+    return {min(names, key=rank) for names in (*of_providers.values(), *of_defaults.values())}
 
 
 def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """A sentence that names the rows whose largest `ratio` to the fastest is above FAR; empty if none is."""
+    # By name: a larger ratio comes later and replaces the smaller ones.
     largest = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
     far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in largest.items() if ratio > FAR]
     return f"Not drawn, at more than {FAR:.0f}x the fastest: {', '.join(far)}." if far else ""
 
 
 def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sentences on the rows that a chart leaves out until a reader chooses them: those that are not `shown`.
-    Empty if there are none."""
+    """Sentences on the rows that are not `shown` until a reader chooses them; empty if there are none."""
     if all(row["shown"] for row in rows):
         return ""
     sentences = [slow_rows(rows)]

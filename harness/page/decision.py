@@ -1,5 +1,4 @@
-"""The section of a decision: the choices, a map of the fastest rows, where a launch saves time, and where
-another launch would save more."""
+"""The section of a decision: the choices, a map of the fastest rows, and where launches would save time."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def decision_page(decision: Decision, worth: Worth | None) -> Page:
 
 def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
     engine = decision.launches.engine
-    by_op = grouped(decision.cases, lambda found: found.case.op)
+    by_op = grouped(decision.cases, lambda best: best.case.op)
     maps = [_map(op, cases) for op, cases in by_op.items()]
     charts = [*_choices(decision), *maps, *_savings(decision), *_crossovers(decision)]
     launch = [("launch", line) for line in snippet(decision)] if decision.chosen else []
@@ -58,7 +57,7 @@ def _choices(decision: Decision) -> Iterator[Chart]:
         "calls. Right of 1 is faster than the default. Intervals hold together with 95 %; grey is noise.",
         forest(rows, "speedup over the default", noise_band(noise),
                tooltip=tooltips(name="choice", speedup="", share_text="saves of all", verdict="")),
-        table(rows, columns), len(rows),
+        table(rows, columns), marks=len(rows),
     )  # fmt: skip
 
 
@@ -77,11 +76,12 @@ def _choice_data(choice: Choice) -> dict[str, Any]:
 
 def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     """A field for each case: the fastest row that a flag can choose."""
-    _, (size, *_) = AXES[op]  # of the sizes over which times are interpolated the first
-    sizes = [found.case.sizes for found in cases]
+    _, interpolated_sizes = AXES[op]
+    size = interpolated_sizes[0]  # from left to right; the others go down
+    sizes = [best.case.sizes for best in cases]
     varying = [name for name in sizes[0] if len({str(of_case.get(name)) for of_case in sizes}) > 1]
-    values = [_field_data(found, size, [name for name in varying if name != size]) for found in cases]
-    colours, _ = row_colours(dict.fromkeys(value["name"] for value in values))
+    values = [_field_data(best, size, [name for name in varying if name != size]) for best in cases]
+    colours = row_colours(dict.fromkeys(value["name"] for value in values))
     across = sorted({value["x"] for value in values}, key=lambda x: (len(x), x))  # texts of numbers, by size
     tooltip = tooltips(case="", name="fastest", took="time", chosen="this launch runs", lead="faster by",
                    settings="with", beyond="no flag for")  # fmt: skip
@@ -97,36 +97,36 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
         "Each field is a case. A number says by how much that row is faster than what this launch runs; "
         f"pale fields have none that is clearly faster. All have {text_of(shared)}.",
         heat_map(values, across, size, {}, color=colour, opacity=opacity, tooltip=tooltip),
-        table(values, columns), len(values),
+        table(values, columns), marks=len(values),
     )  # fmt: skip
 
 
-def _field_data(found: BestCase, x_size: str, y_sizes: Sequence[str]) -> dict[str, Any]:
-    sizes = found.case.sizes
-    fastest, fastest_us = found.fastest.new.cell.impl, found.fastest.new_us
-    lead = found.chosen.new_us / fastest_us
-    beyond = f"{found.no_flag.cell.impl}, {microseconds(found.no_flag_us)}" if found.no_flag else ""
+def _field_data(best: BestCase, x_size: str, y_sizes: Sequence[str]) -> dict[str, Any]:
+    sizes = best.case.sizes
+    fastest, fastest_us = best.fastest.new.cell.impl, best.fastest.new_us
+    lead = best.chosen.new_us / fastest_us
+    beyond = f"{best.no_flag.cell.impl}, {microseconds(best.no_flag_us)}" if best.no_flag else ""
     return {
-        "x": str(sizes[x_size]), "y": text_of({name: sizes[name] for name in y_sizes}) or found.case.op,
-        "case": found.case.sizes_text, "name": fastest, "us": fastest_us, "took": microseconds(fastest_us),
-        "chosen": found.chosen.new.cell.impl,
-        "lead": f"{lead:.2f}x" if found.clear else "", "clear": found.clear,
-        "settings": launch_text(found.settings), "beyond": beyond,
+        "x": str(sizes[x_size]), "y": text_of({name: sizes[name] for name in y_sizes}) or best.case.op,
+        "case": best.case.sizes_text, "name": fastest, "us": fastest_us, "took": microseconds(fastest_us),
+        "chosen": best.chosen.new.cell.impl,
+        "lead": f"{lead:.2f}x" if best.clear else "", "clear": best.clear,
+        "settings": launch_text(best.settings), "beyond": beyond,
     }  # fmt: skip
 
 
 def _savings(decision: Decision) -> Iterator[Chart]:
     """Yields a chart of what this launch saves in each case, and what another launch would save more, as
     shares of the time of all cases under the default; none where nothing is saved."""
-    total_us = sum(found.case.calls * found.chosen.us for found in decision.cases)
+    total_us = sum(best.case.calls * best.chosen.us for best in decision.cases)
     rows: list[dict[str, Any]] = []
-    for found in decision.cases:
-        default_us, chosen_us, fastest_us = found.chosen.us, found.chosen.new_us, found.fastest.new_us
+    for best in decision.cases:
+        default_us, chosen_us, fastest_us = best.chosen.us, best.chosen.new_us, best.fastest.new_us
         for part, us in ((SAVED, default_us - chosen_us), (LEFT, chosen_us - fastest_us)):
-            percent = 100 * found.case.calls * us / total_us
+            percent = 100 * best.case.calls * us / total_us
             if abs(percent) >= 0.005:  # smaller ones would read 0.00 %
                 text = f"{percent:+.2f} %"
-                rows.append({"case": found.case.text, "part": part, "share": percent, "text": text})
+                rows.append({"case": best.case.text, "part": part, "share": percent, "text": text})
     if not rows:
         return
     rows.sort(key=lambda row: -abs(row["share"]))
@@ -150,7 +150,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
         "savings", "Where it saves, and what leaving it costs",
         "Blue: what this launch saves against the default in a case, times its calls. Orange: what the "
         "fastest row of the case would save more, by estimates; no single launch may have all of it.",
-        picture, table(rows, columns), len(shown),
+        picture, table(rows, columns), marks=len(shown),
     )  # fmt: skip
 
 

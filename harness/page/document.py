@@ -37,7 +37,7 @@ class Chart:
     reading: str  # sentences that say how to read it
     picture: altair.TopLevelMixin | None = None  # None where there is only the table
     table: Table | None = None
-    marks: int = 0  # those of the picture that have a tooltip once a reader chooses to see all: for tests
+    marks: int = 0  # for tests: how many tooltips the picture has when all of its rows are chosen
     about: str = ""  # what the picture shows: stands below the title where the picture is a file of its own
 
 
@@ -86,8 +86,7 @@ class Page:
 
 
 Number = tuple[str, "str | Callable[[Any], str]"]
-"""The key of a number in rows of data, by which they are sorted; and the key of its text, or the function
-that makes the text of the number."""
+"""A column of numbers: the number's key, by which readers sort; and the key of its text, or what makes it."""
 Columns = Mapping[str, "str | Number"]
 """Heading of a column -> the key of its text, or a Number. Columns of numbers are aligned to the right."""
 
@@ -98,8 +97,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
     def cell(row: Mapping[str, Any], column: str | Number) -> str | TableValue:
         if isinstance(column, str):
             return "" if row[column] is None else str(row[column])
-        key, text = column
-        return TableValue(row[text] if isinstance(text, str) else text(row[key]), row[key])
+        number, text = column
+        return TableValue(row[text] if isinstance(text, str) else text(row[number]), row[number])
 
     numeric = {heading for heading, column in columns.items() if not isinstance(column, str)}
     table_rows = [TableRow([cell(row, c) for c in columns.values()], row.get("anchor", "")) for row in rows]

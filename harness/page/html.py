@@ -1,5 +1,4 @@
-"""A page as files: one file of HTML that loads nothing, with styles, scripts and the charts' data in it; or
-its charts as SVG or PNG, drawn without a browser."""
+"""A page as one file of HTML that loads nothing; or its charts as SVG or PNG, drawn without a browser."""
 
 from __future__ import annotations
 
@@ -53,9 +52,8 @@ def bundle() -> str:
 
 
 def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str] = ()) -> list[Path]:
-    """Writes charts, black on white: those whose anchors match one of the patterns, or without patterns all.
-    Each file has the name of its anchor. Returns the files. Raises UsageError where the folder cannot be
-    written, or no chart matches."""
+    """Writes the charts whose anchors match one of the patterns, or without patterns all, black on white, and
+    returns the files. Raises UsageError where the folder cannot be written, or no chart matches."""
     charts = [chart for chart in page.charts() if chart.picture]
     asked = [c for c in charts if any(fnmatchcase(c.anchor, pattern) for pattern in patterns or ["*"])]
     if not asked:

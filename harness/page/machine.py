@@ -1,5 +1,4 @@
-"""The section of a machine: the device, versions and flags with which a run was measured, what disturbed it,
-how far its devices differ, and the command that repeats it."""
+"""The section of a machine: with what a run was measured, what disturbed it, how its devices differ."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def _bytes_text(count: int) -> str:
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """A plot for each reading of the monitors (clocks, temperature, power, other processes' share of the
-    CPU), over the cases; None where nothing was read."""
+    """A plot for each reading of the monitors, such as a clock, over the cases; None if nothing was read."""
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}
@@ -101,24 +99,22 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         "What the monitors read during the rounds of each case: the dot is the median, the bar goes from the "
         "smallest to the largest. What they could not read is missing. Left to right is the order of "
         "measuring; records have no times of day. No axis begins at zero.",
-        picture, table(values, columns), len(values),
+        picture, table(values, columns), marks=len(values),
     )  # fmt: skip
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """The time of each device for the cases of calibration, compared with the median device; None where
-    nothing was calibrated."""
+    """The time of each device compared with the median device; None where nothing was calibrated."""
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return None
     speeds: list[dict[str, Any]] = []
-    # By device and case the ratio to the median device, and its text.
-    ratios: dict[tuple[str, str], tuple[float, str]] = {}
+    times_to_median: dict[tuple[str, str], dict[str, Any]] = {}  # by device and case
     for to_median in (ratio for spread in cases[0].spreads for ratio in spread.to_median):
         times = to_median.comparison
         is_median = times.low == times.high  # the device compared with itself
         text = "the median" if is_median else ratio_text(times)
-        ratios[to_median.device, to_median.case] = times.ratio, text
+        times_to_median[to_median.device, to_median.case] = {"ratio": times.ratio, "text": text}
         name, low, high = f"{to_median.device} at {to_median.case}", 1 / times.high, 1 / times.low
         speeds.append({"name": name, "ratio": 1 / times.ratio, "low": low, "high": high,
                        "verdict": verdict(low, high, noise=LAG), "text": text})  # fmt: skip
@@ -127,8 +123,8 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     measured = Counter(case.done.device for case in cases)
     rows = []
     for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device)):
-        ratio, text = ratios.get((c.device, c.case), (None, ""))
-        rows.append(c.model_dump() | {"cases": measured[c.device], "ratio": ratio, "text": text})
+        ratio = times_to_median.get((c.device, c.case), {"ratio": None, "text": ""})
+        rows.append(c.model_dump() | {"cases": measured[c.device]} | ratio)
     _, time_columns = add_times_in_unit(rows)
     columns: Columns = {
         "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
@@ -140,5 +136,5 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         f"is {LAG:.0%} to either side: a device whose interval reaches into it neither lags nor leads. "
         "The table has the times of each before all other cases (first) and after them (last), and how many "
         "cases it measured.",
-        picture if speeds else None, table(rows, columns), len(speeds),
+        picture if speeds else None, table(rows, columns), marks=len(speeds),
     )  # fmt: skip

@@ -55,22 +55,21 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     columns: Columns = {
         "implementation": "name", **({"default": "default"} if has_defaults else {}),
         **time_columns, "vs fastest": ("ratio", significant),
-        "vs baseline": ("speedup", "against"), "verdict": "verdict",
+        "vs baseline": ("speedup", "vs_baseline"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
         "% of limit": ("percent_of_ceiling", significant), "status": "status", "note": "reason",
     }  # fmt: skip
     key = cases[0].planned.key
-    numbers = table(values, columns)
-    chart = Chart(anchor("ranking", key), "Time of a call", "Nothing has a time.", table=numbers)
+    chart = Chart(anchor("ranking", key), "Time of a call", RANKING_READING, table=table(values, columns))
     timed = [value for value in values if value["time_us"] is not None]
     if not timed:
+        chart.reading = "Nothing has a time."
         return chart
     failed = [value for value in values if value["time_us"] is None]
     # By label of the run the time at the measured limits, as a multiple of the fastest. A line further off
     # would leave the rows little room.
     limits = {case.label: (case.limit_us or 0.0) / fastest_us for case in cases}
     limits = {label: limit for label, limit in limits.items() if limit > 1 / FAR}
-    chart.reading = RANKING_READING
     if has_defaults:
         chart.reading += DEFAULT_READING
     if any(value["status"] == "checked" for value in failed):
@@ -95,9 +94,9 @@ def _row_data(case: MeasuredCase, row: Row, shown_names: Container[str], fastest
     return {key: getattr(cell, key) for key in SHOWN} | {
         "name": name, "label": f"{name} ({default_of})" if default_of else name,
         "provider": style.provider(cell.name), "default": default_of, "ratio": ratio, "text": time_text,
-        "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
-        "against": verdict_text(row), "speedup": speedup, "verdict": row.word,
-        "share": significant(cell.percent_of_ceiling), "text_of_all": f"{name}: {time_text}",
+        "interval": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
+        "vs_baseline": verdict_text(row), "speedup": speedup, "verdict": row.word,
+        "share_text": significant(cell.percent_of_ceiling), "description": f"{name}: {time_text}",
         "anchor": case.row_anchor(cell), "shown": cell.name in shown_names and (ratio or 0.0) <= FAR,
     }  # fmt: skip
 
@@ -119,21 +118,21 @@ def _ranking_picture(
     x = alt.X("ratio:Q", scale=scale, title=title)
     base = alt.Chart({"values": marks}).encode(y=y)
     base = base.transform_filter(style.CHOSEN) if choice else base
-    tooltip = style.tooltips(name="implementation", text="time", ends="interval", against="vs baseline",
-                         verdict="", share="% of limit")  # fmt: skip
-    dots = {"x": x, "tooltip": tooltip, "description": "text_of_all:N"}
+    tooltip = style.tooltips(name="implementation", text="time", interval="", vs_baseline="vs baseline",
+                         verdict="", share_text="% of limit")  # fmt: skip
+    dots = {"x": x, "tooltip": tooltip, "description": "description:N"}
     layers = style.interval_dots(base.encode(color=colour), **dots)
     layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
-        # Texts stand above each other, so that those of near lines do not overlap.
+        # The first text begins at its line, others end at theirs, each above the one before: none overlap.
         lines = [
-            {"limit": limits[label], "what": f"limit of {label or 'this machine'}", "above": above}
-            for above, label in enumerate(sorted(limits, key=lambda label: limits[label]))
+            {"limit": limits[label], "what": f"limit of {label or 'this machine'}", "place": place}
+            for place, label in enumerate(sorted(limits, key=lambda label: limits[label]))
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
         text = line.mark_text(
-            align=alt.expr("datum.above ? 'right' : 'left'"), dx=alt.expr("datum.above ? 4 : -4"),
-            dy=alt.expr("-12 * datum.above"), baseline="bottom", fontSize=10,
+            align=alt.expr("datum.place ? 'right' : 'left'"), dx=alt.expr("datum.place ? 4 : -4"),
+            dy=alt.expr("-12 * datum.place"), baseline="bottom", fontSize=10,
         )  # fmt: skip
         layers.append(line.mark_rule(strokeDash=[5, 4], color="#888"))
         layers.append(text.encode(y=alt.value(-3), text="what:N"))
@@ -156,20 +155,16 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     points = list(_ticks(case))
     if not points:
         return None
-    choices = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
-    if len(choices) == 1:  # the row is beside its baseline alone already
-        choices = []
-    many = len(case.timed) > FEW and case.run.contrast == "implementations"
-    best = sorted({*shown_rows([case]), *case.baselines}) if many else []
+    choice = _choice_beside_baseline(case)
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     common = unit(min(point["us"] for point in points))
     for point in points:
         point["time"] = round(point["us"] / common.us, 5)
     reading = TICKS
-    if any(point["name"] != point["of"] for point in points):
+    if any(point["name"] != point["row"] for point in points):
         reading += PAIR
-    if choices:
+    if choice:
         reading += CHOICE
     if any(point["kind"] != "quiet" for point in points):
         reading += DISTURBED
@@ -182,21 +177,21 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     key = case.planned.key
     return Chart(
         anchor("rounds", case.label, key), case.named("Rounds"), reading,
-        _rounds_picture(drawn, common.name, choices, best), table(points, columns), len(drawn),
-        f"{key}, {device(case.run)}",
+        _rounds_picture(drawn, common.name, choice), table(points, columns), marks=len(drawn),
+        about=f"{key}, {device(case.run)}",
     )  # fmt: skip
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
     """Yields the data of a tick for each row and round: first the rounds in the samples, then the disturbed
-    rounds that were left out."""
+    rounds that were left out. A rerun has a name of its own, but the `row` of its baseline."""
     counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
 
     def tick(
         name: str, block: int, number: int, seconds: float, kind: str, reason: str = ""
     ) -> dict[str, Any]:
         return {
-            "name": name, "of": name.removesuffix(AGAIN), "provider": style.provider(name), "block": block,
+            "name": name, "row": name.removesuffix(AGAIN), "provider": style.provider(name), "block": block,
             "round": number, "us": seconds * 1e6, "state": f"{kind}: {reason}" if reason else kind,
             "kind": kind,
         }  # fmt: skip
@@ -213,14 +208,26 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
             yield tick(name, r.block, r.round, seconds, "left out", r.reason)
 
 
-def _rounds_picture(
-    points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]], best: Sequence[str]
-) -> alt.TopLevelMixin:
-    """A strip of ticks for each row, with a line for each block.
+def _choice_beside_baseline(case: MeasuredCase) -> alt.Parameter | None:
+    """A control below the picture by which a reader chooses to see the best rows (at first, where there are
+    many), all, or one row beside its baseline. It sets the parameter `chosen` to the names of these rows, or
+    to null for all. None where all rows are a row and its baseline, or none has a verdict."""
+    pairs = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
+    if len(pairs) < 2:
+        return None
+    labels = ["all", *(name for name, _ in pairs)]
+    options: list[Sequence[str] | None] = [None, *pairs]
+    if len(case.timed) > FEW and case.run.contrast == "implementations":
+        best = sorted({*shown_rows([case]), *case.baselines})
+        labels, options = ["best", *labels], [best, *options]
+    select = alt.binding_select(options=options, labels=labels, name="Row: ")
+    return alt.param(name="chosen", value=options[0], bind=select)
 
-    choices: pairs of a row and its baseline, which a reader may choose to see alone
-    best:    the rows that are shown first; empty: all
-    """
+
+def _rounds_picture(
+    points: Sequence[dict[str, Any]], unit_name: str, choice: alt.Parameter | None
+) -> alt.TopLevelMixin:
+    """A strip of ticks for each row, with a line for each block; `choice`: see `_choice_beside_baseline`."""
     order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
     shapes = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
@@ -241,12 +248,7 @@ def _rounds_picture(
         )
         .properties(width=WIDTH, height=step)
     )  # fmt: skip
-    if not choices:
+    if not choice:
         return picture
-    labels = ["all", *(name for name, _ in choices)]
-    options: list[Sequence[str] | None] = [None, *choices]
-    if best:
-        labels, options = ["best", *labels], [best, *options]
-    select = alt.binding_select(options=options, labels=labels, name="Row: ")
-    picture = picture.add_params(alt.param(name="row", value=options[0], bind=select))
-    return picture.transform_filter("row === null || indexof(row, datum.of) >= 0")
+    shown = "chosen === null || indexof(chosen, datum.row) >= 0"
+    return picture.add_params(choice).transform_filter(shown)

@@ -1,5 +1,4 @@
-"""Charts of what settings (flags, another revision) do to each implementation of a case; and of what became
-faster or slower between two runs."""
+"""Charts of what settings (flags, revisions) do to implementations, and of what moved between two runs."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     _, time_columns = add_times_in_unit(rows)
     points = [row for row in rows if row["ratio"] is not None]
     first = first_setting_name(case.run)
-    no_change = alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q")
+    line_at_1 = alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q")
     picture = forest(
-        points, f"speedup over {first}", no_change,
+        points, f"speedup over {first}", line_at_1,
         tooltip=tooltips(
             name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
@@ -60,7 +59,7 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         anchor("settings", case.label, case.planned.key), case.named("What the settings do"),
         f"Right of 1 is faster than {first}, the bar is the interval. "
         "A diamond: other kernels ran; a circle: the same did.",
-        picture if points else None, table(rows, columns), len(points),
+        picture if points else None, table(rows, columns), marks=len(points),
     )  # fmt: skip
     return [chart, *_effects(case, comparisons)]
 
@@ -92,7 +91,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
         anchor("settings-over-cases", cases[0].run.id), cases[0].named("What the settings do in each case"),
         "Each field is a case and a setting: how many times as fast as "
         f"{first_setting_name(cases[0].run)} it is. Colours are verdicts.",
-        picture, table(values, columns), len(values),
+        picture, table(values, columns), marks=len(values),
     )  # fmt: skip
 
 
@@ -121,7 +120,7 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
             case.named("Effects of the flags, and of two together"),
             "A main effect is what a flag brings over all settings of the others; an interaction is the "
             "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
-            picture, table(values, columns), len(values),
+            picture, table(values, columns), marks=len(values),
         )  # fmt: skip
 
 
@@ -151,7 +150,7 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> 
         anchor("moved-rows", str(a.folder), str(b.folder)), "What moved",
         "Right of 1: faster in B. The grey band is the noise between the sessions: a ratio in it is no "
         "change.",
-        picture, table(rows, columns), len(rows),
+        picture, table(rows, columns), marks=len(rows),
     )  # fmt: skip
     notes = [(name, f"{r.folder} ({r.run.created}, commit {r.commit})") for name, r in (("A", a), ("B", b))]
     notes.append(("noise", f"{comparison.noise:.1%}, {comparison.noise_from}"))

@@ -1,5 +1,4 @@
-"""Charts of times over a size, such as batch, context or tokens: relative to the fastest row, or absolute.
-And of the row that is fastest in each case."""
+"""Charts of times over a size, such as batch, context or tokens; and of the fastest row of each case."""
 
 from __future__ import annotations
 
@@ -55,28 +54,26 @@ def _fixed(size: str, case: MeasuredCase) -> str:
 
 
 def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None:
-    """A chart of times by a size; None where nothing has a time.
-
-    fixed: what all cases have in common, as text
-    cases: differ in the size alone, ordered by it
-    """
+    """A chart of times over a size; None where nothing has a time. The cases differ in the size alone and are
+    ordered by it. fixed: what they have in common, as text"""
     points = [point for case in cases for point in _points(size, case, shown_rows(cases))]
     if not points:
         return None
     unit_name, time_columns = add_times_in_unit(points)
     columns: Columns = {
         size: ("x", str), "implementation": "name", **time_columns, "vs fastest": ("ratio", significant),
-        "vs baseline": ("speedup", "against"), "verdict": "verdict",
+        "vs baseline": ("speedup", "vs_baseline"), "verdict": "verdict",
         "% of limit": ("share", "share_text"),
     }  # fmt: skip
     op = cases[0].planned.op
+    on = f"{op} {fixed}, {device(cases[0].run)}"
     return Chart(
         anchor("time-over", op, size, fixed), f"Time over {size} at {fixed}",
         "The time of a call as a multiple of the fastest at that size; below the picture choose the time "
         "itself, or its share of the limit. Bands are intervals, axes are logarithmic. Point at a row to "
         "see it alone." + not_shown(points) + _devices(cases),
-        _lines(size, points, unit_name), table(points, columns), len(points),
-        f"Multiples of the fastest at each size. {op} {fixed}, {device(cases[0].run)}. {slow_rows(points)}",
+        _lines(size, points, unit_name), table(points, columns), marks=len(points),
+        about=f"Multiples of the fastest at each size. {on}. {slow_rows(points)}",
     )  # fmt: skip
 
 
@@ -91,9 +88,9 @@ def _points(size: str, case: MeasuredCase, shown_names: Container[str]) -> Itera
                 "x": case.planned.sizes[size], "name": cell.name, "provider": style.provider(cell.name),
                 "shown": cell.name in shown_names and ratio <= FAR,
                 "ratio": ratio, "ratio_low": low_us / fastest_us, "ratio_high": high_us / fastest_us,
-                "beside": f"{ratio:.3g}x", "time_us": cell.time_us, "low_us": low_us, "high_us": high_us,
+                "vs_fastest": f"{ratio:.3g}x", "time_us": cell.time_us, "low_us": low_us, "high_us": high_us,
                 "text": microseconds(cell.time_us), "speedup": row.verdict.ratio if row.verdict else None,
-                "against": verdict_text(row), "verdict": row.word,
+                "vs_baseline": verdict_text(row), "verdict": row.word,
                 "share": cell.percent_of_ceiling, "share_text": significant(cell.percent_of_ceiling),
             }  # fmt: skip
 
@@ -103,17 +100,14 @@ def _devices(cases: Sequence[MeasuredCase]) -> str:
     devices = {case.done.device for case in cases if case.done.device}
     if len(devices) < 2:
         return ""
-    difference = "were not compared with each other"
-    for spread in cases[0].spreads:
-        if devices <= set(spread.devices):
-            difference = apart(spread)
+    differences = [apart(spread) for spread in cases[0].spreads if devices <= set(spread.devices)]
+    difference = differences[0] if differences else "were not compared with each other"
     return f" {len(devices)} devices measured its cases; those of their type {difference}."
 
 
 def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.TopLevelMixin:
     """A line for each row over the size, with its interval as a band. While a reader points at a row, the
-    others are pale. A choice below the chart says the y axis: the parameter `axis` is `ratio`,
-    `time` or `share`."""
+    others are pale. A control below the chart sets the y axis, the parameter `axis`."""
     colours, shapes = _colours_and_shapes(points)
     legend = alt.Legend(symbolOpacity=1, values=style.legend_values(points))
     sizes = sorted({point["x"] for point in points})
@@ -138,8 +132,9 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     base = base.transform_calculate(at="datum[axis]", **ends)
     labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
     y = alt.Y("at:Q", title=None, scale=alt.Scale(type="log", nice=False), axis=labels)
-    of_time = style.tooltips(text="time", beside="vs fastest", against="vs baseline", verdict="",
-                         share_text="% of limit")  # fmt: skip
+    of_time = style.tooltips(
+        text="time", vs_fastest="vs fastest", vs_baseline="vs baseline", verdict="", share_text="% of limit"
+    )
     tooltip = [*style.tooltips(name="implementation"), alt.Tooltip("x:Q", title=size), *of_time]
     band = base.mark_area(fillOpacity=0.15, aria=False).encode(y="from_:Q", y2="to:Q")
     line = base.mark_line(aria=False).encode(y=y, detail="name:N")
@@ -154,9 +149,9 @@ def _colours_and_shapes(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, al
     rows that are shown first have the first of both."""
     shown = {point["name"] for point in points if point["shown"]}
     names = sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name))
-    colours, places = style.row_colours(names)
+    places = style.places_in_provider(names)
     shapes = {name: SHAPES[place % len(SHAPES)] for name, place in places.items()}
-    return style.scale_of(colours), style.scale_of(shapes)
+    return style.scale_of(style.row_colours(names)), style.scale_of(shapes)
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
@@ -171,7 +166,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     unit_name, _ = add_times_in_unit(values)
     columns: Columns = {
         "fastest": "name", f"time, {unit_name}": ("time", four_digits), "case": "sizes",
-        "against the second": ("ratio", "margin"), "% of limit": ("percent", "share"),
+        "against the second": ("ratio", "margin"), "% of limit": ("share", "share_text"),
         "% of the suite": ("weight", lambda weight: f"{weight:.1f}"),
     }  # fmt: skip
     chart = Chart(anchor("winners", timed[0].planned.op), "Fastest implementation",
@@ -194,14 +189,15 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
         colours[UNDECIDED] = "#9994"
     across = list(dict.fromkeys(value["x"] for value in values))
     tooltip = style.tooltips(
-        y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit"
+        y="case", x=axis or "size", name="fastest", took="time", margin="", share_text="% of limit"
     )
     colour = style.colour_by("provider", colours)
     return style.heat_map(values, across, axis or None, {"opacity": 0.35}, color=colour, tooltip=tooltip)
 
 
 def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict[str, Any]:
-    """The data of the fastest row of a case."""
+    """The data of the fastest row of a case. By how much it leads the second is `lead` in its field, empty
+    where that is not clear, and `margin` in words. `provider` gives the colour: UNDECIDED is one, too."""
     fastest, verdict = case.timed[0], case.first_against_second
     others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
     provider, margin, lead = UNDECIDED, "not compared", ""
@@ -217,16 +213,15 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
         "x": str(case.planned.sizes.get(axis, "")),
         "y": ", ".join(filter(None, [text_of(others), case.planned.boundary, case.label])),
         "provider": provider, "name": fastest.name, "margin": margin, "lead": lead,
-        "took": microseconds(fastest.time_us), "share": significant(fastest.percent_of_ceiling),
+        "took": microseconds(fastest.time_us), "share_text": significant(fastest.percent_of_ceiling),
         "weight": 100 * case.planned.weight,
         "time_us": fastest.time_us, "low_us": fastest.low_us, "high_us": fastest.high_us,
-        "ratio": verdict.ratio if verdict else None, "percent": fastest.percent_of_ceiling,
+        "ratio": verdict.ratio if verdict else None, "share": fastest.percent_of_ceiling,
     }  # fmt: skip
 
 
 def _axis_size(cases: Sequence[MeasuredCase]) -> str:
-    """The size for the x axis: one that grows with the load, else the size with the most values; empty where
-    no size has two values."""
+    """The size of the x axis: one of the load, else that with most values; empty if none has two values."""
     different = dict.fromkeys(size for case in cases for size in case.planned.sizes.items())
     counts = Counter(name for name, _ in different)
     several = [name for name, count in counts.items() if count > 1]

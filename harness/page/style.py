@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 
 from harness.page.document import Chart
+from harness.report.text import grouped
 
 TEMPLATES = Path(__file__).parent / "templates"
 COLOURS: dict[str, dict[str, str]] = json.loads((TEMPLATES / "colours.json").read_text("utf-8"))
@@ -33,27 +33,23 @@ def provider_colour(providers: Iterable[str]) -> alt.Color:
     return alt.Color("provider:N", scale=scale_of(colours), legend=None)
 
 
-def row_colours(names: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """By row its colour, a shade of its provider's; and by row how many of its provider come before."""
-    colours, places = {}, {}
-    rows_so_far = Counter[str]()
-    for name in names:
-        places[name] = rows_so_far[provider(name)]
-        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), places[name])
-        rows_so_far[provider(name)] += 1
-    return colours, places
+def places_in_provider(names: Collection[str]) -> dict[str, int]:
+    """By row its number among the rows of its provider, from 0."""
+    by_provider = grouped(names, provider)
+    return {name: by_provider[provider(name)].index(name) for name in names}
+
+
+def row_colours(names: Collection[str]) -> dict[str, str]:
+    """By row its colour, a shade of its provider's."""
+    places = places_in_provider(names).items()
+    return {name: shade(PROVIDERS.get(provider(name), OTHER_COLOUR), place) for name, place in places}
 
 
 def heat_map(
     values: Values, across: Sequence[str], title: str | None, mark: Mapping[str, Any], **encodings: Any
 ) -> alt.TopLevelMixin:
-    """A rectangle for each value, at its `x` and `y`, with its `lead` as text in it.
-
-    across:    the x of the values, from left to right
-    title:     of the x axis
-    mark:      properties of the rectangles
-    encodings: of the rectangles
-    """
+    """A narrow rectangle for each value, at its `x` and `y`, with its `lead` as text in it. The x axis has
+    this title, and the x of the values in the order of `across`. mark, encodings: of the rectangles"""
     base = alt.Chart({"values": list(values)}).encode(
         x=alt.X("x:O", sort=across, title=title, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("y:N", sort=None, title=None),
@@ -64,9 +60,9 @@ def heat_map(
 
 
 def choice_of_rows(rows: Values) -> alt.Parameter | None:
-    """A control below a chart that sets the parameter `rows`, by which the chart selects its rows: the best
-    ones, all, or those of a provider with rows that are not among the best. None where all are the best. The
-    best are `shown`: the chart shows them at first."""
+    """A control below a chart, by which a reader chooses the rows that the chart shows: the best (at first),
+    all, or those of a provider. It sets the parameter `rows`. The best rows are those with `shown`. Where all
+    have it, there is no control; a provider of which all have it is no choice."""
     providers = sorted({row["provider"] for row in rows if not row["shown"]})
     if not providers:
         return None
@@ -76,7 +72,7 @@ def choice_of_rows(rows: Values) -> alt.Parameter | None:
 
 
 def legend_values(rows: Values) -> list[str] | alt.ExprRef:
-    """The names in the legend of a chart: those of the rows that `choice_of_rows` selects."""
+    """The names in the legend of a chart: those of the rows that a reader chose, see `choice_of_rows`."""
     names: dict[str, set[str]] = {}  # by choice
     for row in rows:
         choices = ["all", row["provider"], "shown"] if row["shown"] else ["all", row["provider"]]
@@ -94,15 +90,14 @@ SHADES = ((BLACK, 0.0), (WHITE, 0.4), (BLACK, 0.3), (WHITE, 0.6), (BLACK, 0.15),
 
 
 def shade(colour: str, place: int) -> str:
-    """The colour of a row: that of its provider for the first row (place 0), darker and lighter ones for the
-    next."""
+    """The provider's colour for its first row (place 0), darker and lighter ones for the next."""
     tone, share = SHADES[place % len(SHADES)]
     red_green_blue = bytes.fromhex(colour.removeprefix("#"))
     return "#" + bytes(round(value + (tone - value) * share) for value in red_green_blue).hex()
 
 
 CHOSEN = "rows === 'all' || (rows === 'shown' ? datum.shown : datum.provider === rows)"
-"""The Vega expression that is true of the rows that `choice_of_rows` selects."""
+"""The Vega expression that is true of the rows that a reader chose, see `choice_of_rows`."""
 
 
 def name_axis(order: Sequence[str], field: str = "name") -> alt.Y:
@@ -118,11 +113,7 @@ def name_step(order: Iterable[str], least: int) -> int:
 
 
 def colour_by(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
-    """Colours marks by a field, with a legend above the picture.
-
-    codes:   the colour of each value of the field
-    opacity: that of the marks
-    """
+    """Colours marks by a field, with a legend above the picture; `codes` has the colour of each value."""
     legend = alt.Legend(symbolOpacity=opacity, orient="top")
     return alt.Color(f"{field}:N", scale=scale_of(codes), title=None, legend=legend)
 
@@ -141,8 +132,7 @@ def tooltips(**titles: str) -> list[alt.Tooltip]:
 
 
 def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
-    """The layers of a chart of intervals: for each row of data a bar from `low` to `high`, with a dot on it.
-    `dot` has encodings of the dots, in addition to those of the base."""
+    """Two layers: for each row of data a bar from `low` to `high`, and a dot with more encodings (`dot`)."""
     return [
         base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
         base.mark_point(filled=True, size=80, opacity=1).encode(**dot),
@@ -150,13 +140,9 @@ def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
 
 
 def forest(rows: Values, title: str, behind: alt.Chart, **dot: Any) -> alt.TopLevelMixin:
-    """A forest plot on a log axis: for each ratio a dot with its interval, coloured by the verdict.
-
-    rows:   each with name, ratio, low, high and verdict
-    title:  of the axis
-    behind: a chart that is drawn behind the dots
-    dot:    more encodings of the dots
-    """
+    """A forest plot on a log axis with this title: for each ratio a dot with its interval, coloured by the
+    verdict. The rows have name, ratio, low, high and verdict. `behind` is drawn behind the dots; `dot` has
+    more encodings of them."""
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(
         y=name_axis(order), color=colour_by("verdict", COLOURS["verdicts"])
@@ -174,7 +160,7 @@ def noise_band(noise: float) -> alt.Chart:
 
 
 def grid(values: Values, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]) -> alt.TopLevelMixin:
-    """A rectangle for each value, coloured by its `verdict`, with its `text` in it."""
+    """A rectangle as wide as a ratio for each value, coloured by its `verdict`, with its `text` in it."""
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     colour = colour_by("verdict", COLOURS["verdicts"], opacity)

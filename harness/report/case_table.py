@@ -1,5 +1,4 @@
-"""The text of a measured case: its fastest row, a table of all rows with a time, and notes; for a run of
-settings (flags, revisions) a table of these, and their effects. And published figures."""
+"""The text of a measured case: fastest row or effects of settings, a table, notes; published figures."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
 
 
 def heading(cell: Cell) -> Text:
-    """The case of the cell; below it the place in a model, the share of the suite, the platform and the cache
-    mode, which all cells of the case have in common."""
+    """The case of the cell; below it what all cells of the case have in common, such as the platform."""
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
     facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
     return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))
@@ -94,16 +92,14 @@ def headline(case: CaseResult) -> Text:
     name = Text(_name_and_default(first, case))
     name.stylize("bold green", 0, len(first.name))
     parts = [f" {text.time_with_unit(_time(first))}"]
-    compared = set()  # the names of the rows that it is compared with
-    if against_second := case.first_against_second:
-        compared.add(against_second.b)
-    else:
+    against_second = case.first_against_second
+    if not against_second:
         parts.append("not compared with the second" if others else "nothing to compare it with")
     defaults = [cell for cell in others if case.engines_of(cell) and cell.impl != first.impl]
-    for fastest, *_ in text.grouped(defaults, lambda cell: cell.impl).values():
-        compared.add(fastest.name)
+    fastest_defaults = [group[0].name for group in text.grouped(defaults, lambda cell: cell.impl).values()]
     for cell in others:
-        if cell.name in compared and (comparison := case.comparison(first, cell)):
+        is_second = against_second is not None and cell.name == against_second.b
+        if (is_second or cell.name in fastest_defaults) and (comparison := case.comparison(first, cell)):
             noise = comparison.noise if isinstance(comparison, Verdict) else case.noise
             other = f"{_whose_default(cell, case)} {cell.name}".lstrip()
             parts.append(text.versus(comparison, other, too_noisy=noise is None or noise > MAX_NOISE))

@@ -55,22 +55,22 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> Iterato
 
 def since(a: RecordedRun, comparison: RunComparison) -> str:
     """What changed since run A, in a line."""
-    judged, unclear = _judged(comparison)
+    judged, unclear_count = _judged(comparison)
     lost = Counter((name, status) for (_, name), status in comparison.lost.items())
     changes = list(_speed_changes(judged))
     for (name, status), cases in lost.items():
         changes.append(f"{name}: no time now ({status}) in {counted(cases)}")
     drift = _drift(comparison)
     clauses = [*changes, *filter(None, [drift])]
-    if unclear < len(judged):
+    if unclear_count < len(judged):
         unchanged = "nothing changed"
         if changes:
             unchanged = "no other row changed"
-        elif drift:
+        elif drift:  # the clause before this one names the baseline
             unchanged = "relative to it nothing changed"
         clauses.append(f"{unchanged} beyond the noise between sessions ({100 * comparison.noise:.2g} %)")
-    if unclear:
-        clauses.append(f"{unclear} of {len(judged)} rows are unclear")
+    if unclear_count:
+        clauses.append(f"{unclear_count} of {len(judged)} rows are unclear")
     when = a.run.created.replace("T", " ")[:16]  # to the minute
     return f"since {when} ({portable(str(a.folder))}): {'; '.join(clauses)}"
 
@@ -92,9 +92,8 @@ def _judged(comparison: RunComparison) -> tuple[list[ComparedRow], int]:
 
 
 def _drift(comparison: RunComparison) -> str:
-    """A clause on baselines that took another time in B, although they are not known to have changed and the
-    device is the same; empty if there are none."""
-    # A row that did not change and has no baseline is the baseline of its case.
+    """A clause on baselines, not known to have changed, that took another time in B; empty if none did."""
+    # Only a baseline is compared by absolute times although it did not change.
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
     moved = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
     b_over_a = [1 / ratio.ratio for ratio in moved if abs(1 / ratio.ratio - 1) > MIN_SESSION_NOISE]
@@ -124,13 +123,13 @@ def _regressed(comparison: RunComparison) -> str:
     names += [f"{name} at {case} ({status})" for (case, name), status in comparison.lost.items()]
     if names:
         return f"{len(names)} regressed: {', '.join(names)}"
-    judged, unclear = _judged(comparison)
+    judged, unclear_count = _judged(comparison)
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
-    if unclear == len(judged):
-        return f"not known whether anything regressed: all {unclear} are unclear"
+    if unclear_count == len(judged):
+        return f"not known whether anything regressed: all {unclear_count} are unclear"
     absent = len([sentence for sentence in comparison.missing if sentence.endswith(NOT_IN_B)])
-    some_unclear = f"{unclear} of {len(judged)} unclear" if unclear else ""
+    some_unclear = f"{unclear_count} of {len(judged)} unclear" if unclear_count else ""
     some_absent = f"{absent} {NOT_IN_B}" if absent else ""
     return "; ".join(filter(None, ["nothing regressed", some_unclear, some_absent]))
 

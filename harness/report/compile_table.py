@@ -12,9 +12,8 @@ TEXT_COLUMNS = {"target", "kernel", "tile", "verdict", "op", "matrix instruction
 
 
 def compile_lines(rows: Sequence[JsonObject]) -> list[dict[str, str]]:
-    """A line for each target, op, kernel and tile: its cells by column, the most important column first. A
-    cell has the range over the configurations of the tile, which differ in sizes only. The rows are compiled
-    configurations, as `compile --json` writes them."""
+    """A line for each target, op, kernel and tile, of whose configurations it has the ranges, by column; the
+    most important column is the first. rows: as `compile --json` writes them"""
     groups = grouped(rows, lambda row: (row["target"], row["op"], row["kernel"], tile(row["config"])))
     lines = []
     for (target, op, kernel, tile_text), group in groups.items():

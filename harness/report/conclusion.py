@@ -124,20 +124,21 @@ def _no_advice(
         if interval:
             reason = f"the widest interval is {interval.strip('()')}"
         return f"not known: {reason}; {_what_would_tell(done)}"
-    farthest = max(max(ratio.high - 1, 1 - ratio.low) for ratio in ratios.values())
+    largest_effect = max(max(ratio.high - 1, 1 - ratio.low) for ratio in ratios.values())  # that may be
     verdicts = {ratio.verdict for ratio in ratios.values()}
-    if verdicts == {"same"} or (farthest <= margin and not verdicts & {"faster", "slower"}):
+    if verdicts == {"same"} or (verdicts <= {"same", "unclear"} and largest_effect <= margin):
         settings = ", ".join(ratios) if some_failed else "all"
-        return f"leave it: {settings} within {_percent(max(farthest, margin))}"
+        return f"leave it: {settings} within {_percent(max(largest_effect, margin))}"
     clearly = "clearly " if any(ratio.high > enough for ratio in ratios.values()) else ""
     return f"leave it: no other setting {clearly}brings {_percent(margin)}"
 
 
 def _over_cases(pairs: Pairs, margin: float) -> Comparison:
-    """The speedup of another setting, whose rows have verdicts, over the first one for all cases together.
-    The interval is widened by the noise. The verdict is `same` only if the noise is within the margin. The
-    noise is that of the A/A pairs of all cases together; for one case, or where a case has no times of its
-    pair, it is the largest of the verdicts."""
+    """The speedup of another setting over the first one for all cases together; its rows have verdicts. The
+    interval is widened by the noise, and no verdict is `same` where the noise exceeds the margin.
+
+    The noise is that of the A/A pairs of all cases together. For one case, or where a case has no times of
+    its pair, it is the largest noise of the verdicts."""
     verdicts = [row.verdict for _, row in pairs if row.verdict]
     reruns = [(c, c.noise.samples) for c, _ in pairs if c.noise and c.noise.samples.seconds]
     if len(reruns) == len(pairs) > 1:
@@ -147,8 +148,8 @@ def _over_cases(pairs: Pairs, margin: float) -> Comparison:
     confidence = max(verdict.confidence for verdict in verdicts)
     times = _times((comparison, row.cell.samples) for comparison, row in pairs)
     ratio = total_ratio(times, noise=noise, margin=margin, confidence=confidence)
-    word = "unclear" if ratio.verdict == "same" and noise > margin else ratio.verdict
-    return Comparison(ratio.ratio, ratio.low / (1 + noise), ratio.high * (1 + noise), word)
+    verdict = "unclear" if ratio.verdict == "same" and noise > margin else ratio.verdict
+    return Comparison(ratio.ratio, ratio.low / (1 + noise), ratio.high * (1 + noise), verdict)
 
 
 def _times(pairs: Iterable[tuple[SettingComparison, Samples]]) -> list[tuple[float, Times, Times]]:

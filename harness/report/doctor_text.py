@@ -59,8 +59,7 @@ def _condition(name: str, value: str) -> tuple[str, str]:
 
 
 def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) -> Lines:
-    """devices: descriptions by name
-    reach_bytes: the `reach` of catalogue.devices.Ceilings; 0: not known"""
+    """devices: descriptions by name; reach_bytes: `reach` of catalogue.devices.Ceilings, 0 if not known"""
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:  # `cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`
         ranges = []
@@ -145,8 +144,7 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:
-    """A line for each op with its implementations, by how they run: `OP IMPLEMENTATION` -> `timed` or
-    `checked only`."""
+    """A line for each op. runs: `OP IMPLEMENTATION` -> `timed` or `checked only`"""
     lines = []
     for op, names in grouped(runs, lambda name: name.partition(" ")[0]).items():
         groups = []

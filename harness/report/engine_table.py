@@ -14,7 +14,7 @@ from rich.text import Text
 from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
 from harness.report.terminal import wrapped
-from harness.report.text import Key, counted, grouped
+from harness.report.text import Key, counted
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
 
@@ -94,8 +94,7 @@ def heading(view: EngineView) -> list[str]:
 
 
 def summary(view: EngineView) -> list[str]:
-    """A line for each op: its share of the time, how many of the shapes that are looked up in a table are
-    tuned, and which share of their time these take."""
+    """A line for each op: its share of the time, and how many of the shapes that ask a table are tuned."""
     lines = []
     for op, shapes in _groups_by_share(view.shapes, lambda shape: shape.call.op):
         looked_up = [shape for shape in shapes if shape.asks_table]
@@ -105,14 +104,13 @@ def summary(view: EngineView) -> list[str]:
             tuned_share = _share(tuned) / _share(looked_up)
             text = f"{len(tuned)} of {len(looked_up)} shapes tuned, {tuned_share:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
-    # The model computes something else instead of its `inapplicable` ops, so these need not have shapes.
+    # The model's own calls have no ops that are `inapplicable`, as it computes something else instead.
     without_shapes = view.request.model.inapplicable.keys() - {shape.call.op for shape in view.shapes}
     return lines + [f"{op}: not in these shares, see the note" for op in sorted(without_shapes)]
 
 
 def _layers(view: EngineView) -> FittingTable:
-    """A row for each layer, or several if the implementation depends on the number of tokens; the largest
-    shares of the time come first."""
+    """A row for each layer and each implementation that it runs, the largest shares of the time first."""
     columns = (
         Column("share", right=True), Column("op", spare=3), Column("layer"), Column("sizes"),
         Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"),
@@ -138,7 +136,8 @@ def _layers(view: EngineView) -> FittingTable:
 
 
 def _entries(view: EngineView, file_numbers: dict[str, int]) -> FittingTable:
-    """A row for each shape; the largest shares of the time come first."""
+    """A row for each shape; the largest shares of the time come first. The column `as` has the number of rows
+    that the entry is for: the library runs the shape as if it had so many."""
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"), Column("runs"),
         Column("as", right=True), Column("us", right=True), Column("entry"),
@@ -164,16 +163,16 @@ def _file_numbers(view: EngineView) -> dict[str, int]:
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes that have no entry: a note for each row and table. Tables whose misses all run
-    the same kernel share a note."""
+    """What runs for the shapes that have no entry. Tables whose misses all run one kernel share the note on
+    that kernel; each other table has a note of its own, with a line for each kernel."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
-    of_table = grouped(misses, lambda shape: shape.found.table)
+    kernels_of = defaultdict[str, set[str]](set)  # table -> what its misses run
+    for shape in misses:
+        kernels_of[shape.found.table].add(shape.found.fallback)
 
     def note_key(shape: Shape) -> tuple[str, str, str]:
-        table, fallback = shape.found.table, shape.found.fallback
-        runs_one_kernel = all(miss.found.fallback == fallback for miss in of_table[table])
-        what_its_note_is_about = fallback if runs_one_kernel else table
-        return shape.call.op, shape.row, what_its_note_is_about
+        table, kernel = shape.found.table, shape.found.fallback
+        return shape.call.op, shape.row, kernel if len(kernels_of[table]) == 1 else table
 
     lines = []
     for (op, row, _), group in _groups_by_share(misses, note_key):
@@ -218,7 +217,7 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
 
 def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
     """The notes of look-ups, with the number of shapes that each is about. Notes that differ only in the
-    numbers of tokens at their end, after ` for `, become one line."""
+    numbers at their end, which are of tokens, become one line: `... for 1` and `... for 2, 4`."""
     pairs = []
     tokens = defaultdict[tuple[str, str], set[int]](set)  # by op and start of the note
     for shape in shapes:
@@ -277,8 +276,7 @@ CSV_COLUMNS = (
 
 
 def flat(shape: Shape) -> dict[str, Any]:
-    """A value of a shape for each of CSV_COLUMNS: sizes as text, defects and notes separated by semicolons,
-    None for what the shape lacks."""
+    """A value of a shape for each of CSV_COLUMNS: lists are joined, and what the shape lacks is None."""
     facts = shape.facts()
     entry = facts.pop("entry") or {}
     facts |= {f"entry_{name}": value for name, value in entry.items()}

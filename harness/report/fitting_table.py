@@ -40,9 +40,8 @@ def as_table(columns: Columns) -> FittingTable:
 
 
 def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
-    """A table of rows, each a mapping from headers to values. The most important columns come first: where
-    there is no room, the last ones are left out, but never the first two. Columns of numbers are aligned at
-    the right, those with long texts wrap."""
+    """A table of rows, which map headers to values. Where there is no room, columns are left out, from the
+    last one to the third. Those of numbers are aligned at the right, those with long texts wrap."""
     headers = dict.fromkeys(header for row in rows for header in row)
     cells = [["" if row.get(header) is None else str(row[header]) for header in headers] for row in rows]
     columns = []

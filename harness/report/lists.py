@@ -1,10 +1,7 @@
-"""The lists of the command `list`: ops, implementations, cases, suites, models, linears, published figures,
-flags, recipes. They are made without importing torch.
-"""
+"""The lists of the command `list`. They are made without importing torch."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -17,12 +14,12 @@ import kernels
 from harness.catalogue.architectures import evidence
 from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
-from harness.catalogue.recipes import Recipe, recipes, recipes_and_guides
+from harness.catalogue.recipes import Recipe, Variable, recipes, recipes_and_guides
 from harness.errors import UsageError
 from harness.paths import command
 from harness.plan.select import choose_cases
 from harness.report.fitting_table import table_of
-from harness.report.terminal import line_width
+from harness.report.terminal import line_width, wrapped
 from harness.report.text import grouped
 from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
@@ -49,7 +46,7 @@ def listing(
     if what == "impls":
         rows = _implementations(ops, platform)
         predicate = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"
-        return rows, _by_reason(rows, platform, predicate, flag="runs", reason="why not")
+        return rows, _by_reason(rows, platform, predicate, can="runs", why_not="why not")
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
         return rows, _titled_tables(_by_suite(rows))
@@ -62,7 +59,7 @@ def listing(
         flags = _flags(ops) if platform.here else _flags(ops, platform.kind, platform.arch)
         end = _all_flags(flags) if all_flags else _hints_on_flags(ops, platform)
         rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
-        return rows, "\n".join([*_first_flags(ops, platform), *end])
+        return rows, "\n".join([*_main_flags(ops, platform), *end])
     if what == "recipes":
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
@@ -96,7 +93,7 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
         supports = [implementation.supports(case, platform) for case in cases]
         takes = any(support.ok for support in supports)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else supports[-1].reason})
-    return rows, _by_reason(rows, platform, f"take {cases[0].text}", flag="takes", reason="reason")
+    return rows, _by_reason(rows, platform, f"take {cases[0].text}", can="takes", why_not="reason")
 
 
 def _one_case(ops: Sequence[str], text: str, arch: str) -> Sequence[Case]:
@@ -161,23 +158,22 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
 
 
 def _by_reason(
-    rows: Sequence[Row], platform: Platform, predicate: str, flag: str, reason: str
+    rows: Sequence[Row], platform: Platform, predicate: str, can: str, why_not: str
 ) -> RenderableType:
-    """A table of the implementations whose `flag` is true, then the others by the reason. On this machine the
-    first table has versions instead of what the implementations require.
+    """A table of the implementations that can do something, then the others by the reason why they cannot. On
+    this machine the first table has versions instead of what the implementations require.
 
-    rows:      as `_implementations` returns them, perhaps with more fields
-    predicate: what a true flag means, in words: `can run`
-    flag:      a field of the rows that is true or false; the field `reason` says why it is false
-    """
+    rows:         as `_implementations` returns them, perhaps with more fields
+    predicate:    what the first ones can do, in words: `can run`
+    can, why_not: the fields of the rows that say whether they can, and why not"""
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     columns = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
     running: list[Row] = []
-    for row in (row for row in rows if row[flag]):
+    for row in (row for row in rows if row[can]):
         cells = {name: row[name] for name in (columns if one_op else ["op", *columns])}
         if platform.here:
-            note, _, _ = str(row[reason]).partition(" (")  # without the explanation in brackets
+            note, _, _ = str(row[why_not]).partition(" (")  # without the explanation in brackets
             cells |= {"note": note, "version": f"{row['provider']} {row['version']}".strip()}
         elif one_op:
             cells["requires"] = row["requires"]
@@ -188,8 +184,8 @@ def _by_reason(
     if running:
         parts.append(table_of(running))
     # The command has printed which machine this is, so reasons are cut there.
-    others = [row for row in rows if not row[flag]]
-    by_reason = grouped(others, lambda row: str(row[reason]).partition("; this is ")[0])
+    others = [row for row in rows if not row[can]]
+    by_reason = grouped(others, lambda row: str(row[why_not]).partition("; this is ")[0])
     largest_first = sorted(by_reason, key=lambda why: -len(by_reason[why]))
     # Rows that run here, but do not take the case, come before those that do not run here.
     for why in sorted(largest_first, key=lambda why: not by_reason[why][0]["runs"]):
@@ -258,9 +254,9 @@ def _by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         yield title, [{name: row[name] for name in row if name not in about} for row in group]
 
 
-def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
-    """Yields for each kind of platform the flags that can act on one of the ops: those by which an engine
-    chooses between implementations, then those that recipes and guides set, with the names of these."""
+def _main_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
+    """Yields for each kind of platform the flags that can act on one of the ops: those by which all versions
+    of an engine choose between implementations, then those that recipes and guides set; and the guides."""
     kinds = dict.fromkeys([platform.kind, *KINDS]) if platform.here else [platform.kind]
     for kind in kinds:
         arch = platform.arch if kind == platform.kind else ""
@@ -272,15 +268,20 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
         listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(by_flag.get(f.name, ()))))
         yield f"{kind} {arch}".strip() + ": engines' switches, then what recipes and guides set"
         for flag in listed:
-            heads = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
-            # Where a document gives no value, its note says what to set.
-            settings_of_flag = by_flag.get(flag.name, ())
-            by_value = grouped(settings_of_flag, lambda setting: setting[0].value or setting[0].note)
-            for value, of_value in by_value.items():
-                heads.append(f"{flag.name}={value} by {', '.join(document for _, document in of_value)}")
-            yield from [*_wrapped(["; ".join(heads)], ""), *_wrapped(_about(flag))]
+            yield from _wrapped([_who_sets(flag, by_flag.get(flag.name, ()))], "")
+            yield from _wrapped(_about(flag))
         guides = [document for document in documents if document.name not in recipes()]
         yield from [*_wrapped((f"{g.name}: {g.document}, {g.where}" for g in guides), ""), ""]
+
+
+def _who_sets(flag: Flag, settings: Iterable[tuple[Variable, str]]) -> str:
+    """Whose switch a flag is, and which values documents give it; settings: each with its document's name"""
+    clauses = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
+    # Where a document gives no value, its note says what to set.
+    by_value = grouped(settings, lambda setting: setting[0].value or setting[0].note)
+    for value, of_value in by_value.items():
+        clauses.append(f"{flag.name}={value} by {', '.join(document for _, document in of_value)}")
+    return "; ".join(clauses)
 
 
 def _chooses(flag: Flag, ops: Sequence[str]) -> bool:
@@ -344,9 +345,7 @@ def _recipe_lines(recipe: Recipe) -> Iterator[str]:
     for variable in recipe.variables:
         setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
         about = "; ".join(filter(None, [_acts_on(variable.name), variable.note]))
-        yield from textwrap.wrap(
-            f"{setting}  # {about}", line_width(), initial_indent=INDENT, subsequent_indent=f"{INDENT * 2}# "
-        )
+        yield from wrapped(f"{setting}  # {about}", INDENT, f"{INDENT * 2}# ", line_width()).splitlines()
 
 
 def _acts_on(name: str) -> str:
@@ -359,6 +358,7 @@ def _acts_on(name: str) -> str:
         return f"an engine chooses between implementations by it{where}: toggle it alone"
     launch = f", in {flag.launch} launches" if flag.launch else ""
     patterns = dict.fromkeys(pattern for of_op in flag.touches.values() for pattern in of_op)
+    # A pattern that another one covers, such as `aiter.ck` beside `aiter.ck*`, is left out.
     widest = [p for p in patterns if not any(p != other and fnmatchcase(p, other) for other in patterns)]
     rows = "" if "*" in patterns else f", on rows {', '.join(widest)}"
     ops = "every op" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "no op"
@@ -368,6 +368,4 @@ def _acts_on(name: str) -> str:
 def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
     """Yields the lines of the paragraphs. The first line of each has this indent, the others INDENT."""
     for paragraph in paragraphs:
-        yield from textwrap.wrap(
-            paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False
-        )
+        yield from wrapped(paragraph, indent, INDENT, line_width()).splitlines()

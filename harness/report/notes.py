@@ -1,5 +1,4 @@
-"""Notes under the table of a case: why rows have no time, which command checks a wrong row, remarks on times,
-and how long measuring took. And the notes at the end of a run."""
+"""Notes under the table of a case, such as why rows have no time; and the notes at the end of a run."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ UNTIMED = {
 }
 """Statuses without a time, the worst first, with their styles."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
-"""Begins the reason of a row that was wrong in another case, of ragged sizes: these (see CaseMeasurer)."""
+"""The sizes with which the reason of a row begins that was wrong only at ragged sizes, see CaseMeasurer."""
 FAR = "with addresses of more than 32 bits: "
 """Stands in the reason of a row that was wrong only with the KV cache at such addresses, see CaseMeasurer."""
 ADVICE = {
@@ -71,8 +70,7 @@ def printed_notes(notes: Notes) -> RenderableType:
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
-    """All notes of a case whose implementations are compared; with the run also the notes that depend on its
-    options, and the commands that check its wrong rows."""
+    """All notes of a case whose implementations are compared; some need the run, such as its commands."""
     return [
         *untimed(case.cells),
         *(_chosen_rows(run) if run else ()),
@@ -183,8 +181,8 @@ def _reliability(case: CaseResult) -> Notes:
         notes.append(("noise", f"{pair.b} against itself, prepared apart: {ratio_text(pair)}"))
         noise = noise_of(pair.comparison)
         if noise > MAX_NOISE:
-            few = f"none on what differs by less than {1 + noise:.2g}x" if noise < math.inf else "no verdict"
-            notes.append(("noise", f"{few}: this machine was disturbed, or the budget too short"))
+            what = f" on what differs by less than {1 + noise:.2g}x" if noise < math.inf else ""
+            notes.append(("noise", f"no verdict{what}: this machine was disturbed, or the budget too short"))
     if why := case.cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if disturbed := case.done.disturbed:
@@ -197,7 +195,7 @@ def _reliability(case: CaseResult) -> Notes:
     for conditions in case.done.conditions:
         not_read |= conditions.get("not_read", {})
     if unseen := [name for name in SIGNS if name in not_read]:
-        text = f"what these would tell of disturbances: {', '.join(unseen)} ({not_read[unseen[0]]})"
+        text = f"disturbances that would show in {', '.join(unseen)} ({not_read[unseen[0]]})"
         notes.append(("not seen", text))
     return notes
 
@@ -226,8 +224,7 @@ def time_spent(measured_s: float, setup_s: float) -> str:
 
 
 def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -> str:
-    """How many cases the budget did not reach (`cases`), and their share of each boundary's weight; empty if
-    none."""
+    """How many cases the budget did not reach, and their share of each boundary's weight; empty if none."""
     weights: dict[str, dict[str, float]] = {}  # of measured cases, by boundary and case
     for cell in measured:
         weights.setdefault(cell.boundary, {})[cell.case] = cell.weight

@@ -20,8 +20,7 @@ from kernels.engines import choices
 
 INTERACTION_WORDS = {"faster": "more together", "slower": "less together", "same": "independent",
                      "unclear": "unclear"}  # fmt: skip
-"""Verdict on an interaction -> the word for it. `more together`: both changes bring more than the product of
-what each brings alone."""
+"""Verdict on an interaction -> the word: do two changes bring more than the product of what each brings?"""
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ class CaseResult:
         return [engine for engine, row in self.defaults.items() if row == cell.impl]
 
     def rerun(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:
-        """The times of a rerun, and the cell of its baseline: the A/A pair is one that was measured in rounds
-        of both a and b. None without such a pair."""
+        """The times of a rerun and the cell of its baseline, from the A/A pair that shares rounds with both a
+        and b. None without such a pair."""
         shared = a.samples.by_round.keys() & b.samples.by_round.keys()
         timed = {cell.name: cell for cell in self.timed}
         for pair in self.verdicts:

@@ -1,5 +1,4 @@
-"""The summary of all cases of a run: which row is fastest in how many of them, what the best row gains over
-the rows that engines run by default, and which rows are as good."""
+"""The summary of all cases of a run: wins, what the best row gains over engines' defaults, rows as good."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Clause(NamedTuple):
 
 def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
     """A sentence for each boundary and launch mode of the finished cases; for a boundary with one case it is
-    the headline of the case. Empty where the run has one case, and for a race, which has other
-    configurations in each case."""
+    its headline. Empty where the run has one case, and for a race, whose cases have other configurations."""
     if run.race or not cases or max(len(cases), len(run.cases)) < 2:
         return []
     planned = Counter(case.boundary for case in run.cases)
@@ -55,16 +53,16 @@ def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
     for boundary in boundaries:
         of_boundary = finished.get(boundary, [])
         by_launch = len(of_boundary) > 1 and len(run.launches) > 1
-        for launch in run.launches if by_launch else [""]:  # empty: all launch modes together
+        for mode in run.launches if by_launch else [None]:  # None: all launch modes together
             if len(of_boundary) > 1:
-                timed = [{c.name: c for c in case.timed if launch in ("", c.launch)} for case in of_boundary]
+                timed = [{c.name: c for c in case.timed if mode in (None, c.launch)} for case in of_boundary]
                 parts = _clauses(list(zip(of_boundary, timed, strict=True)), run)
             else:
                 parts = [str(headline(case)) for case in of_boundary]
             missing = planned[boundary] - len(of_boundary)
             if missing > 0:
                 parts.append(f"{missing} more not measured" if of_boundary else f"{missing} not measured")
-            title = f"{boundary if len(boundaries) > 1 else ''} {launch}".strip()
+            title = f"{boundary if len(boundaries) > 1 else ''} {mode or ''}".strip()
             sentences.append(": ".join(filter(None, [title, "; ".join(parts)])))
     return sentences
 
@@ -95,35 +93,29 @@ def _clauses(cases: Cases, run: Run) -> list[str]:
 
 
 def _over_all_cases(cases: Cases, run: Run, wins: Counter[str]) -> Iterator[str]:
-    """Yields what is said of the row with the least time for all cases together: how it compares with what
-    engines run by default or, if no default has a time, with the baseline, or, if that has none either, with
-    the second row; then which rows are as good. wins: by row the number of cases that it wins"""
+    """Yields clauses on the row with the least time for all cases together. It is compared with what engines
+    run by default; if no default has a time, with the baseline; if that has none either, with the second row.
+    The last clause names the rows that are as good. `wins` counts the cases that each row wins."""
     best = _best(cases)
     with_best = [(case, cells) for case, cells in cases if best in cells]
-    first_case, *other_cases = [cells for _, cells in with_best]
-    others = [name for name in first_case if name != best and all(name in cells for cells in other_cases)]
-    totals = {}  # the best row against each other row, by the name of that
-    for name in others:
-        pairs = _pairs(with_best, best, [cells[name] for _, cells in with_best])
-        if len(pairs) == len(with_best):
-            totals[name] = _total(pairs, run, len(others))
+    others = _against_others(with_best, best, run)
+    totals = {name: total for name, total in others.items() if total}
     clauses = _against_defaults(with_best, best, run)
     if totals and not any(clause.verdict for clause in clauses):
         second = min(totals, key=lambda name: totals[name].comparison.ratio)
         clauses.append(totals[second].clause(second))
     compared = [clause for clause in clauses if clause.verdict]
 
-    clearly_least = all(name in totals and totals[name].comparison.verdict == "faster" for name in others)
     is_only_winner = list(wins) == [best]
-    if clearly_least and not is_only_winner:
-        subject = f"{best} takes the least time,"
-    elif not clearly_least and all(clause.verdict == "faster" for clause in compared):
-        subject = f"{best}, not clearly the fastest,"
-    elif wins[best] == len(cases):
-        subject = ""  # the clause on wins, which stands before this one, names it
-    else:
+    if compared or (others and not is_only_winner):  # else the clause on wins says it all
+        clearly_least = all(total and total.comparison.verdict == "faster" for total in others.values())
         subject = best
-    if compared or (others and not is_only_winner):
+        if clearly_least and not is_only_winner:
+            subject = f"{best} takes the least time,"
+        elif not clearly_least and all(clause.verdict == "faster" for clause in compared):
+            subject = f"{best}, not clearly the fastest,"
+        elif wins[best] == len(cases):
+            subject = ""  # the clause on wins, which stands before this one, names it
         texts = " and ".join(clause.text for clause in compared)
         sentence = " ".join(filter(None, [_which_cases(cases, with_best), subject, texts]))
         yield sentence.rstrip(",")  # the comma of the subject, where no text follows
@@ -131,6 +123,18 @@ def _over_all_cases(cases: Cases, run: Run, wins: Counter[str]) -> Iterator[str]
     as_good = [name for name, (ratio, noise) in totals.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
     if as_good:
         yield f"within {100 * MARGIN:g} %: {', '.join(as_good)}"
+
+
+def _against_others(cases: Cases, best: str, run: Run) -> dict[str, Total | None]:
+    """The best row against each other row that has a time in all of these cases, by the other's name; None
+    where the two do not share rounds in all of them."""
+    first_case, *other_cases = [cells for _, cells in cases]
+    others = [name for name in first_case if name != best and all(name in cells for cells in other_cases)]
+    totals = {}
+    for name in others:
+        pairs = _pairs(cases, best, [cells[name] for _, cells in cases])
+        totals[name] = _total(pairs, run, len(others)) if len(pairs) == len(cases) else None
+    return totals
 
 
 def _against_defaults(cases: Cases, best: str, run: Run) -> list[Clause]:
@@ -146,12 +150,9 @@ def _against_defaults(cases: Cases, best: str, run: Run) -> list[Clause]:
 
 
 def _clause(cases: Cases, best: str, impls: Sequence[str | None], title: str, run: Run) -> Clause | None:
-    """The best row against the fastest row of one implementation in each case. None where no such row has a
-    time, or where all are the best row itself and there is no title.
-
-    impls: the implementation in each case; None: none
-    title: what the implementations are, in words; may be empty
-    """
+    """The best row against the fastest row of the implementation that `impls` has for each case. `title` says
+    what these are; it may be empty. None where no such row has a time, or where all are the best row itself
+    and there is no title."""
     fastest = []
     for (_, cells), impl in zip(cases, impls, strict=True):
         fastest.append(next((cell for cell in cells.values() if cell.impl == impl), None))
@@ -162,7 +163,8 @@ def _clause(cases: Cases, best: str, impls: Sequence[str | None], title: str, ru
         return Clause(f"it is {title}{where}", "")
     if not names or names == best:
         return None
-    return _total(pairs, run, len(SPELLED)).clause(f"{title} {names}".lstrip(), where)
+    total = _total(pairs, run, comparisons=len(SPELLED))  # at most one for each engine
+    return total.clause(f"{title} {names}".lstrip(), where)
 
 
 def _which_cases(cases: Cases, with_best: Cases) -> str:
@@ -178,8 +180,8 @@ def _which_cases(cases: Cases, with_best: Cases) -> str:
 
 
 def _best(cases: Cases) -> str:
-    """The name of the row with the least total time, as a multiple of what the fastest rows take for the same
-    cases. Only rows with a time in more than half of the cases count; if there are none, all rows."""
+    """The name of the row with the least total time, divided by what the fastest rows take for the cases in
+    which it has one. Only rows with a time in more than half of the cases count; if there are none, all."""
     counts = Counter(name for _, cells in cases for name in cells)
     names = [name for name, count in counts.items() if 2 * count > len(cases)] or list(counts)
 
@@ -205,12 +207,10 @@ def _pairs(cases: Cases, best: str, others: Iterable[Cell | None]) -> list[Pair]
 
 
 def _total(pairs: Sequence[Pair], run: Run, comparisons: int) -> Total:
-    """The first cells against the second ones. So many comparisons hold together at the run's confidence.
-
-    The noise is that of the A/A pairs of all cases together. Their weights make the baseline count in each
-    case as much as the first cell. Where a case has no times of an A/A pair, for example in an old record,
-    the noise is the largest of any case.
-    """
+    """The first cells of the pairs against the second ones; `comparisons` such totals hold together at the
+    run's confidence. The noise is that of the A/A pairs of all cases together, so weighted that the baseline
+    of a case counts as much as its first cell. Where a case has no times of an A/A pair, as in an old record,
+    it is the largest noise of any case."""
     reruns = []
     for case, a, b in pairs:
         if rerun := case.rerun(a, b):

@@ -39,15 +39,13 @@ def line_width() -> int:
 
 
 def wrapped(text: str, start: str, indent: str, width: int) -> str:
-    """The text as lines of this width, which break between words only. The first line begins with `start`,
-    the others with `indent`."""
+    """The text as lines that break between words; the first begins with `start`, the others with `indent`."""
     return textwrap.fill(text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False,
                          break_on_hyphens=False)  # fmt: skip
 
 
 def plain_text(renderable: RenderableType, columns: int | None = None) -> str:
-    """The text without colours and without blanks at the ends of lines, as a terminal of so many columns
-    shows it, or as it stands in a file."""
+    """The text without colours, as a terminal of so many columns shows it, or as it stands in a file."""
     file, is_terminal = io.StringIO(), columns is not None
     console = _console(file=file, color_system=None, force_terminal=is_terminal, width=columns or WIDTH)
     console.print(_with_whole_commands(renderable), crop=False)

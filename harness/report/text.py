@@ -157,8 +157,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def microseconds(value: float | None) -> str:
-    """A time in microseconds, in up to four digits with the unit that reads well: `48.1 ms`, `312 us`; an
-    empty text for None."""
+    """A time in up to four digits with the unit that reads well: `48.1 ms`, `312 us`; empty for None."""
     if value is None:
         return ""
     own = unit(value)

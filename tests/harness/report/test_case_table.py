@@ -110,7 +110,7 @@ def test_what_could_not_be_watched_is_said():
     blind = [{"not_read": clock}, {"not_read": clock | {"processes": "Not Supported"}}]
     shown = [table(*TWO, DONE.model_copy(update={"conditions": part})) for part in (blind[:1], blind)]
     assert ["not seen" in each for each in shown] == [False, True]
-    assert "not seen  what these would tell of disturbances: processes (Not Supported)" in shown[1]
+    assert "not seen  disturbances that would show in processes (Not Supported)" in shown[1]
 
 
 def test_a_hot_gpu_is_to_cool():

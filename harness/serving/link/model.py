@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
-from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
+from harness.serving.compare.identity import UNKNOWN, Setting, differences, in_words, length, with_engine
 from harness.serving.link import kernel_times
 from harness.serving.link.calibration import PRIOR, T90, Constants, ModelledPoint, Point, Served
 from harness.serving.link.kernel_times import MeasuredTimes, Tables
@@ -173,7 +173,7 @@ def accept_length_of(system: System) -> tuple[float, list[str]]:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
     if system.calibrate:
-        note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
+        note = "the points do not tell it; predictions hold for one like theirs"
     else:
         error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
         note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
@@ -181,7 +181,8 @@ def accept_length_of(system: System) -> tuple[float, list[str]]:
 
 
 def accept_length_deviation(system: System, *, calibrated: bool) -> float:
-    """Deviation of the logarithm of the accept length; 0 if it is known."""
+    """Deviation of the logarithm of the accept length; 0 if it is known. Points that do not tell it may have
+    any (`calibrated`); without points it is a published one."""
     if not system.drafts or system.accept_length is not None:
         return 0.0
     low, high = ACCEPTED.get(system.drafts, (1.0, 1.0))
@@ -290,7 +291,7 @@ def own_points(
     for run in runs:
         notes += [f"{run.id}: {finding.message}" for finding in run.findings if finding.severity != "note"]
         has_same_layers = SAME_LAYERS.fullmatch(model_name(run.model))
-        # The setting has no load. That of the run is expected, except that it must be a closed loop.
+        # The setting has no load, so that any is right, except that it must be a closed loop (no rate).
         expected = setting.model_copy(update={
             "workload": run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
             "model": run.model if has_same_layers else setting.model,
@@ -324,7 +325,7 @@ def _require_calibrating(run: ServingRun, expected: Setting) -> None:
         hint = "; --engine says it where a file is wrong" if "engine" in names else ""
         if "speculative decoding" in names and not drafts:
             hint = "; --drafts N says how many tokens a step drafts"
-        raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+        raise UsageError(f"{run.id} does not calibrate this: {in_words(unlike)}{hint}")
     if run.accept_length and not 1 <= run.accept_length <= 1 + drafts:
         why = f"accept length {run.accept_length:.3g} with --drafts {drafts}"
         raise UsageError(f"{run.id} does not calibrate this: {why}")
@@ -356,10 +357,11 @@ def point_of(run: ServingRun) -> Point:
     osl = (length(run, "output") or 0) * to_longest or asked.longest_output_len
     concurrency, tpot_ms, ttft_ms = asked.concurrency, run.value("tpot", "mean"), run.value("ttft", "mean")
     flaws = [finding.message for finding in run.findings if finding.severity != "note"]
-    if not (isl and osl and concurrency and tpot_ms and (ttft_ms or not flaws)):
-        # A point may do without a TTFT that was not reported, but not without one that was left out as wrong.
+    # A point may do without a TTFT that was not reported, but not without one that was left out as wrong.
+    has_needed_ttft = bool(ttft_ms) or not flaws
+    if not (isl and osl and concurrency and tpot_ms and has_needed_ttft):
         said = {"input length": isl, "output length": osl, "concurrency": concurrency}
-        said |= {"mean TPOT": tpot_ms, "mean TTFT": ttft_ms or not flaws}
+        said |= {"mean TPOT": tpot_ms, "mean TTFT": has_needed_ttft}
         lacking = ", ".join(name for name, value in said.items() if not value)
         why = f"; {flaws[0]}" if flaws else ""
         raise UsageError(f"{run.id} does not say its {lacking}: cannot calibrate{why}")

@@ -62,8 +62,8 @@ def applied(
     in_server: by phase, the factor between a kernel's time in the server and alone
 
     A saving in us is measured in the server, so it is divided by that factor. If it is more than nine tenths
-    of the kernel's modelled time, the server was slower than the model before the change. Then `sums` are
-    taken for the state after it, and the state before is slower by the saving.
+    of the kernel's modelled time, the server before the change was slower than the model. Then `sums` are of
+    the state after the change, and the state before it is slower by the saving.
     """
     before = after = sums
     notes = []
@@ -160,9 +160,10 @@ def outlook(link: Link, load: Load) -> Outlook:
     settled = served.features
     steps_per_token, _, _ = settled.tpot.tolist()
     accepted = 1 / steps_per_token
-    stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)  # of a token, in prefills of one prompt alone
+    # The stall of a token, as the number of prefills of one prompt whose kernels take as long alone.
+    prefills = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
     decode_us = sums.decode.us_at(settled.batch) * link.in_server["decode"]
-    stall_us = sums.prefill.us_at(1.0) * stall
+    stall_us = sums.prefill.us_at(1.0) * prefills
     decode_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.decode.terms, decode_us, strict=True)}
     stall_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.prefill.terms, stall_us, strict=True)}
     terms = {term.name: term for term in (*sums.prefill.terms, *sums.decode.terms)}
@@ -230,7 +231,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
         ratio = math.exp(T90 * deviation)
         return np.array([of_effect * (1 / ratio - 1), of_effect * (ratio - 1)])
 
-    reaches: list[Array] = []  # of each source, [2, QUANTITIES]
+    reaches: list[Array] = []  # from the effect to both ends of its interval, by source
     of_factors = np.zeros(len(QUANTITIES))  # the effect of the changes that are given as a factor
     for change in changes:
         alone = effect(change)
@@ -248,7 +249,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
     k = TPOT_CONSTANTS.index("k")
     k_deviation = float(link.constants.tpot.deviation[k] / link.constants.tpot.mean[k])
     reaches.append(reach(of_factors, k_deviation))
-    below = np.minimum(np.min(reaches, axis=1), 0.0)  # [sources, QUANTITIES]
+    below = np.minimum(np.min(reaches, axis=1), 0.0)  # the lower end, [sources, QUANTITIES]
     above = np.maximum(np.max(reaches, axis=1), 0.0)
     return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
 

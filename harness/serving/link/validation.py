@@ -220,8 +220,8 @@ def _rows(of_server: dict[Series, list[ModelledPoint]], prior: Constants) -> Ite
     for mode, fit in fits.items():
         deviation = accept_length_deviation(shortest.system, calibrated=bool(fit))
         constants = prior.with_unsure_accept_length(deviation).fitted(fit)
-        # A calibrated server's points at the shortest lengths are not predicted. With drafts there are few
-        # points, so that those which calibrate nothing are.
+        # Of a calibrated server no point at the shortest lengths is predicted, so that both calibrations
+        # predict the same points. With drafts there are too few for that.
         unpredicted = of_server[shortest] if fit and not shortest.system.drafts else fit
         for series, points in of_server.items():
             for modelled in points:

@@ -207,7 +207,7 @@ def plans(
         for requests in map(int, batch.split(",")):
             whole = ReplayStep(config, Parallel(tp=tp), requests, ctx, dense, moe, **sizes)
             for place in whole.op_places():
-                kernels.OPS[place.op].sizes(whole.sizes(place))  # for its ValueError
+                kernels.OPS[place.op].sizes(whole.sizes(place))  # raises ValueError for impossible ones
             arms = read_arms(whole, platform, base, swap)
             step = with_layers(whole, layers) if layers else fitted(whole, arms, platform)
             replayed = f"{step.dense} of {dense} dense and {step.moe} of {moe} MoE layers"
@@ -333,23 +333,25 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         try:
             worker.hello(platform, threads, PREPARE_S)
             rounds, failed = _measured(plan, launch, worker, monitor)
-            differences = {}
+            differences = {}  # of arms with right outputs: by arm, then by swapped place
             for name in [name for name in plan.arms if name not in failed]:
                 chosen = plan.arms[name]
-                differences[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=chosen)
-                if apart := {place: off for place, off in differences[name].items() if not off <= ALIKE}:
-                    reason = f"wrong: its outputs differ from the base's: {apart}"
+                by_place = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=chosen)
+                # NaN is wrong, too.
+                if wrong := {place: off for place, off in by_place.items() if not off <= ALIKE}:
+                    reason = f"wrong: its outputs differ from the base's: {wrong}"
                     failed[name] = ReplayArm(chosen=chosen, failed=reason)
-            right = {name: places for name, places in differences.items() if name not in failed}
-            alone, notes = _alone(plan, right, worker)
+                else:
+                    differences[name] = by_place
+            alone, notes = _alone(plan, differences, worker)
         except WorkerFailure as failure:
             raise NothingRan(f"the step could not be replayed: {failure.reason}") from None
         finally:
             worker.kill()
     arms = {}
     for name, chosen in plan.arms.items():
-        if name in right:
-            times = _times(plan.step, name, right[name], rounds, alone)
+        if name in differences:
+            times = _times(plan.step, name, differences[name], rounds, alone)
             arms[name] = ReplayArm(chosen=chosen, **times)
         else:  # one whose outputs are wrong has no time either
             arms[name] = failed[name]

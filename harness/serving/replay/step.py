@@ -27,7 +27,7 @@ OP_CLASS = {place: op_class for part in PARTS.values() for place, op_class in pa
 
 @dataclass(frozen=True)
 class StepPlace:
-    """One call of a step. layer: its number in the replayed rank"""
+    """A place of a step, at which one call is made. layer: its number in the replayed rank"""
 
     layer: int
     name: str

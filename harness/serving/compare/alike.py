@@ -70,8 +70,7 @@ class Side:
 
 
 def default_metric(a: ServingRun, b: ServingRun) -> str:
-    """The first of PREFERRED that both runs have, or else the first metric that both have, or else the first
-    of `a`; empty if `a` has none."""
+    """The first of PREFERRED, or else of `a`'s metrics, that both have; else the first of `a`, or empty."""
     names_of_a = [metric.name for metric in a.metrics]
     names_of_b = {metric.name for metric in b.metrics}
     for name in (*PREFERRED, *names_of_a):
@@ -318,9 +317,6 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     in_flight = run_a.workload.concurrency
     if in_flight and in_flight == run_b.workload.concurrency and gpus_a and gpus_b and gpus_a != gpus_b:
         yield f"the same requests in flight are {in_flight / gpus_a:g} a GPU against {in_flight / gpus_b:g}"
-
-
-# Finding two runs: in files, or published
 
 
 @functools.cache

@@ -28,8 +28,7 @@ CONVERTS = ("trtllm",)  # engines that convert a checkpoint before they serve it
 DRAWN = ("random", "synthetic", "custom")  # data sets whose lengths are those asked for
 CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}  # `auto` is DeepSeek's own
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
-"""Models with FP8 checkpoints that have a scale for each block of 128 x 128 (DeepSeek-V3 report, arXiv
-2412.19437)."""
+"""Models whose FP8 checkpoints have a scale for each block of 128 x 128 (DeepSeek-V3, arXiv 2412.19437)."""
 
 
 def _is_same_length(a: str, b: str) -> bool:
@@ -436,8 +435,7 @@ def in_words(found: Collection[Difference]) -> str:
 
 
 def unsaid(found: Iterable[Difference], a: str, b: str) -> list[str]:
-    """What is not said: a line for what only one side says, with its value, and one for what neither says.
-    a, b: what the sides are called"""
+    """A line for what only one side says, with its value, and one for what neither says. a, b: their names"""
     by_beginning: dict[str, list[str]] = {}
     for difference in found:
         if difference.is_known:

@@ -46,8 +46,7 @@ def client_settings(run: ServingRun) -> dict[str, str]:
 
 
 def _scalars(run: ServingRun) -> dict[str, Any]:
-    """The single values of what a client wrote, by names and not by a table's headings. The protocol, which
-    a run has itself, is not among them."""
+    """Single values that a client wrote under names (no headings of a table), except the run's protocol."""
     scalars = {k: v for k, v in run.extra.items() if isinstance(v, str | bool | int) and k.isidentifier()}
     return {k: v for k, v in scalars.items() if v != run.protocol}
 

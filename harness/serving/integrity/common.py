@@ -19,8 +19,7 @@ LIKE = 0.02  # relative: how near a ratio must be to a factor that `hint` knows
 
 
 def rounding(*values: float) -> float:
-    """Half of the finest decimal place among the values: those of one kind are written with the same places,
-    but zeros at the end are lost."""
+    """Half of the finest decimal place of values of one kind; a value may lack zeros at its end."""
     places = [-int(Decimal(f"{value:.12g}").as_tuple().exponent) for value in values if value]
     return 0.5 * 10.0 ** -max([0, *places])
 

@@ -52,16 +52,12 @@ def quantile(statistic: str) -> float | None:
 def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
     """The statistics of each metric that has several, in its unit, as the client reported them. They are by
     name, with the kind of tokens in front: `e2e`, `output throughput`."""
-    values: dict[tuple[str, str, str], dict[str, float]] = {}
+    values: dict[tuple[str, str], dict[str, float]] = {}  # by name and scope
     for metric in run.metrics:
         if not metric.derived and metric.statistic != "total":
-            key = (metric.name, metric.tokens, metric.scope)
-            values.setdefault(key, {}).setdefault(metric.statistic, metric.value)
-    by_name = {}
-    for (name, tokens, _), known in values.items():
-        if len(known) > 1:
-            by_name[name if tokens == "none" else f"{tokens} {name}"] = known
-    return by_name
+            name = metric.name if metric.tokens == "none" else f"{metric.tokens} {metric.name}"
+            values.setdefault((name, metric.scope), {}).setdefault(metric.statistic, metric.value)
+    return {name: known for (name, _), known in values.items() if len(known) > 1}
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
@@ -188,9 +184,8 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: from their list, or as stated, or as other statistics tell it. They tell
-    it if the mean, and the deviation or p99, are those of one long request beside others that all take the
-    median. None if nothing tells it."""
+    """The longest time of a request: listed, or stated, or as mean and median tell it if the deviation or p99
+    is also that of one long request beside others that all take the median. None if nothing tells it."""
     known, count = statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": run.samples.ttfts_ms, "e2e": run.samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = known.get("mean"), known.get("median"), known.get("std"), known.get("p99")

@@ -18,22 +18,14 @@ DRAWN = 1.5  # a factor between two ratios of mean lengths that were drawn likew
 
 
 class InFlight(NamedTuple):
-    """Mean requests in flight by the run's numbers.
+    """Mean requests in flight by the run's numbers."""
 
-    follows:  the rate times the time
-    rate:     requests per second
-    time_ms:  of a mean request
-    equation: that product as text, and where its numbers come from
-    severity: of a finding that rests on it: `wrong` if it is exact, else `suspect`
-    margin:   relative, by which another number may differ from it
-    """
-
-    follows: float
-    rate: float
-    time_ms: float
-    equation: str
-    severity: Severity
-    margin: float
+    follows: float  # the rate times the time
+    rate: float  # requests per second
+    time_ms: float  # of a mean request
+    equation: str  # that product as text, and where its numbers come from
+    severity: Severity  # of a finding that rests on it: `wrong` if it is exact, else `suspect`
+    margin: float  # relative, by which another number may differ from it
 
 
 def in_flight(run: ServingRun) -> InFlight | None:
@@ -106,10 +98,8 @@ def _one_wave(run: ServingRun, limit: float) -> Iterator[Finding]:
     """Requests that are too few for a steady state, and a server that runs fewer than the client allows."""
     sent = run.workload.num_prompts or run.totals.completed
     if sent and sent <= limit and (run.value("ttft", "mean") or run.value("e2e", "mean")):
-        if sent < limit:
-            yield found("one_wave", "suspect", "lacks", sent=sent, limit=limit)
-        else:
-            yield found("one_wave", "note", "full", sent=sent, limit=limit)
+        how: tuple[Severity, str] = ("suspect", "lacks") if sent < limit else ("note", "full")
+        yield found("one_wave", *how, sent=sent, limit=limit)
     server = run.option("max-running-requests", "max-num-seqs")
     if server.isdecimal() and int(server) < limit:
         yield found("server_limit", "note", "lower", server=int(server), limit=limit)

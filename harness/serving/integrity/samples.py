@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.serving.integrity.common import FASTEST_STEP_MS, MARGIN, apart, found, misfit
 from harness.serving.integrity.latencies import quantile, statistics
-from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
+from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun, Severity
 
 STREAMED = {"ttft", "tpot", "itl"}
 WHOLE = 0.95  # of E2E: a larger TTFT says that all tokens came in one piece, if no engine is so fast
@@ -55,10 +55,8 @@ def left_out(run: ServingRun) -> ServingRun:
         is_zero = mean == 0 or (median == 0 and (mean is None or name == "tpot"))
         if is_zero and name not in names:
             names.add(name)
-            if one_token:
-                findings.append(found("zero", "note", "one_token", name=name))
-            else:
-                findings.append(found("zero", "suspect", "not_measured", name=name))
+            why: tuple[Severity, str] = ("note", "one_token") if one_token else ("suspect", "not_measured")
+            findings.append(found("zero", *why, name=name))
     metrics = [metric for metric in run.metrics if metric.name not in names or metric.unit != "ms"]
     if "ttft" in names:
         if ttfts_ms := _measured(samples):

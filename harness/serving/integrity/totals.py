@@ -114,20 +114,18 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
 
 def lengths(run: ServingRun) -> Iterator[Finding]:
     """Tokens of a request, as counted, beside the requested length."""
-    totals, load = run.totals, run.workload
-    for kind, count, wanted in (
-        ("input", totals.input_tokens, load.input_len),
-        ("output", totals.output_tokens, load.output_len),
-    ):
-        if count is None or not totals.completed or not wanted:
+    load, completed = run.workload, run.totals.completed
+    for kind in ("input", "output"):
+        count, wanted = getattr(run.totals, f"{kind}_tokens"), getattr(load, f"{kind}_len")
+        if count is None or not completed or not wanted:
             continue
-        mean = count / totals.completed
+        mean = count / completed
         least, most = 1 / LENGTH, LENGTH
         if kind == "output":
-            least, most = EARLY, _longest_output(load, totals.completed)
+            least, most = EARLY, _longest_output(load, completed)
         if least <= mean / wanted <= most:
             continue
-        values = {"counted": mean, "count": count, "completed": totals.completed, "asked": wanted}
+        values = {"counted": mean, "count": count, "completed": completed, "asked": wanted}
         if kind == "output" and 0.01 < mean / wanted < 1:
             yield misfit(run, "output_length", "note", "early", **values)
         else:
@@ -163,10 +161,8 @@ def completion(run: ServingRun) -> Iterator[Finding]:
         yield found("completed", "wrong", "none")
     elif completed is not None and sent is not None and sent - completed not in (0, failed):
         values = {"completed": completed, "num_prompts": sent, "lost": sent - completed}
-        if completed > sent:
-            yield misfit(run, "completed", "wrong", "more", **values)
-        else:
-            yield misfit(run, "completed", "suspect", "fewer", **values)
+        how: tuple[Severity, str] = ("wrong", "more") if completed > sent else ("suspect", "fewer")
+        yield misfit(run, "completed", *how, **values)
 
 
 def sent(run: ServingRun) -> Iterator[Finding]:
@@ -226,12 +222,8 @@ def retokenised(run: ServingRun) -> Iterator[Finding]:
 
 
 def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
-    """For a batch that is prefilled together and then decoded together, rates are its tokens over the time of
-    its prefill, of its decoding, or of a decode step.
-
-    SGLang's bench_one_batch and bench_one_batch_server compute these rates from the same times. Only for runs
-    that report a `prefill_throughput` or `decode_throughput`.
-    """
+    """The rates of SGLang's bench_one_batch and bench_one_batch_server. Their batch is prefilled together and
+    then decoded together: rates are its tokens over the time of its prefill, decoding, or a decode step."""
     load, duration = run.workload, run.totals.duration_s
     size = load.num_prompts
     prompt_tokens = size * load.input_len if size and load.input_len else None

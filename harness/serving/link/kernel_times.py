@@ -222,11 +222,10 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, rows: Mapping[str, list[Row]]) -> Tables:
-    """The tables with the label that most files have: device, framework and version. Raises UsageError for
-    several machines or engines."""
+    """The tables with the label that most files have. Raises UsageError for several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
-    labels: dict[str, list[tuple[str, str, str]]] = {}  # by file
+    labels: dict[str, list[tuple[str, str, str]]] = {}  # by file: device, framework and version
     for stem, of_file in rows.items():
         labels[stem] = sorted({(row["device"], row["framework"], row["version"]) for row in of_file})
     # Some sets of other engines have the all-reduce of TensorRT-LLM, whose labels do not count.
@@ -351,9 +350,6 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
         those = f"{count} of {len(of_op)} times of {op} are of {', '.join(sorted(left_out))}"
         notes.append(f"{those}, the engine runs {' or '.join(implementations)}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
-
-
-# Files of a set
 
 
 def table_files(folder: Path) -> dict[str, Path]:

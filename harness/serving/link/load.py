@@ -39,8 +39,7 @@ DRAIN = 0.4
 would be 0 if all requests ended together, and 0.5 if their ends were spread evenly."""
 WARM_FROM = {"trtllm": 8192}
 """Engines that warm up with a long prompt, and the length from which on a prompt finds its kernels compiled.
-With TensorRT-LLM InferenceX's first wave of 8192 tokens takes little more than its prefills, that of 1024
-tokens takes 1 to 4 s more."""
+InferenceX's first wave of 1024 tokens takes TensorRT-LLM 1 to 4 s beside its prefills, of 8192 hardly any."""
 
 
 @dataclass(frozen=True)
@@ -128,17 +127,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelSums:
-    """The kernel times of a load.
-
-    capacity: requests of the load that the cache holds; infinite if the memory is not known
-    cold:     how cold the server is for the first wave, 0 to 1
-    """
+    """The kernel times of a load."""
 
     load: Load
     decode: Phase
     prefill: Phase
-    capacity: float = math.inf
-    cold: float = 0.0
+    capacity: float = math.inf  # requests of the load that the cache holds; inf: the memory is not known
+    cold: float = 0.0  # how cold the server is for the first wave, 0 to 1
 
 
 @functools.cache

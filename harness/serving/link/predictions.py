@@ -37,8 +37,7 @@ SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
-    """The phases that a change touches: the name of each, the phase, and the indices of the touched terms.
-    Raises UsageError if it touches none."""
+    """Of each phase that a change touches its name, the phase, and the touched terms. Raises UsageError."""
     phases = {"decode": sums.decode, "prefill": sums.prefill}
     if change.phase != "both":
         phases = {change.phase: phases[change.phase]}
@@ -92,20 +91,14 @@ def _with_times(sums: KernelSums, name: str, terms: list[int], speedup: float, a
 
 @dataclass(frozen=True)
 class Share:
-    """The part of one kernel in TPOT.
-
-    calls:     in a step
-    decode_ms: its time in decode steps
-    stall_ms:  its time in the prefills of other requests, which stall decoding
-    share:     of TPOT
-    """
+    """The part of one kernel in TPOT."""
 
     name: str
     origin: str
-    calls: int
-    decode_ms: float
-    stall_ms: float
-    share: float
+    calls: int  # in a step
+    decode_ms: float  # in a decode step
+    stall_ms: float  # in the prefills of other requests, which stall decoding; for each token
+    share: float  # of TPOT
 
 
 @dataclass(frozen=True)
@@ -291,10 +284,7 @@ def _factor(tpot_ms: Callable[[float], float], target_ms: float) -> float:
 
 
 def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
-    """What changes are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output ...`.
-
-    what_if: the changes as the user wrote them
-    """
+    """What changes are worth: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0) ...`. what_if: the user's words"""
     effects = {change.quantity: change_in_per_cent(change) for change in changes}
     shown = [f"{name} {effects[quantity]}" for quantity, name in SHOWN.items() if quantity in effects]
     return f"{', '.join(what_if)}: {', '.join(shown)}, at concurrency {concurrency}"

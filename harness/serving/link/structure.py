@@ -33,27 +33,20 @@ BALANCED = "balanced"  # the tables' name of a distribution of tokens over exper
 Origin = Literal["measured", "table", "regression", "assumed"]
 """Where a time comes from. `regression`: from a table of another form of the kernel, scaled by the work."""
 SLOWEST_OF_8 = 1.42  # the largest of 8 normal variables exceeds their mean by so many deviations
-# Some experts are chosen more often. So the busiest rank of expert parallelism takes longer than with an even
-# choice, by this factor: the median of the tables' `power_law` over `balanced` times, at moe_ep_size 8 and
-# 3072 to 16384 tokens.
+# Some experts are chosen more often, so that the busiest rank of expert parallelism takes longer by a factor:
+# the median of the tables' `power_law` over `balanced` times, at moe_ep_size 8 and 3072 to 16384 tokens.
 BUSIEST = 1.2
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """The load of one step.
+    """The load of one step."""
 
-    tokens:       rows of the linears
-    batch:        sequences
-    context:      cached tokens of each sequence in decode; tokens of its prompt in prefill
-    query_tokens: of each sequence in decode: 1 + drafts if it verifies drafts
-    """
-
-    tokens: float
-    batch: float
-    context: float
-    query_tokens: int = 1
+    tokens: float  # rows of the linears
+    batch: float  # sequences
+    context: float  # cached tokens of each sequence in decode; tokens of its prompt in prefill
+    query_tokens: int = 1  # of each sequence in decode: 1 + drafts if it verifies drafts
 
 
 @dataclass(frozen=True)
@@ -79,23 +72,16 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The terms of both phases.
-
-    weights_gb: weights of a rank
-    kv_bytes:   bytes of a token in the cache of a rank
-    source:     the tables, as messages name them
-    assumed:    ops whose times come from data sheets
-    drafts:     draft tokens of a sequence that a decode step makes and verifies
-    """
+    """The terms of both phases."""
 
     parallel: Parallel
     decode: tuple[Term, ...]
     prefill: tuple[Term, ...]
-    weights_gb: float
-    kv_bytes: int
-    source: str
-    assumed: tuple[str, ...] = ()
-    drafts: int = 0
+    weights_gb: float  # of a rank
+    kv_bytes: int  # of a token in the cache of a rank
+    source: str  # the tables, as messages name them
+    assumed: tuple[str, ...] = ()  # ops whose times come from data sheets
+    drafts: int = 0  # draft tokens of a sequence that a decode step makes and verifies
 
 
 def structure(
@@ -318,8 +304,7 @@ def _is_missing(term: Term) -> bool:
 
 
 def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
-    """The terms; one without a time takes that of the assumed term of its name. The assumed time between
-    kernels is added."""
+    """The terms; one without a time has that of the assumed term of its name. An assumed `host` is added."""
     by_name = {term.name: term for term in assumed}
     filled = [
         replace(term, origin="assumed", time=by_name[term.name].time) if _is_missing(term) else term

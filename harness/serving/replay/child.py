@@ -63,9 +63,8 @@ class Rank:
         return self.flow.with_buffers(place, operands)
 
     def prepare(self, arm: str, chosen: dict[str, str]) -> None:
-        """Binds the places of the step, and on a GPU records them into one graph. Raises Unsupported if one
-        cannot be used, ArithmeticError if the step gives no numbers. chosen: `op` or `op:place` to
-        implementation"""
+        """Binds the places of the step, and on a GPU records them into one graph. chosen: as in the parent's
+        Arms. Raises Unsupported if one cannot be used, ArithmeticError if the step gives no numbers."""
         bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
         calls = self.calls[arm] = self.flow.calls(bound, self.places)
         for call in calls:

@@ -187,10 +187,8 @@ def plans(
     case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
     budget: str = "60s",
 ) -> Iterator[ReplayPlan]:  # fmt: skip
-    """One plan for each batch size, with an arm for each `swap`. Raises UsageError or NothingRan.
-
-    The arguments are the options of `serving replay`, as the user writes them.
-    """
+    """One plan for each batch size, with an arm for each `swap`, from the options of `serving replay` as the
+    user writes them. Raises UsageError or NothingRan."""
     budget_s = parse_seconds(budget, "--budget")
     try:
         config = named_model(model)
@@ -301,8 +299,7 @@ def fitted(step: ReplayStep, arms: Arms, platform: Platform) -> ReplayStep:
     if needed(step, arms) > room:
         larger = [tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp]
         fitting = [tp for tp in larger if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= room]
-        smaller = "take fewer --layers or --swap, a smaller --batch"
-        advice = f"--tp {fitting[0]} fits" if fitting else smaller
+        advice = f"--tp {fitting[0]} fits" if fitting else "take fewer --layers or --swap, a smaller --batch"
         raise NothingRan(
             f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
             f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {advice}"
@@ -349,12 +346,8 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         finally:
             worker.kill()
     arms = {}
-    for name, chosen in plan.arms.items():
-        if name in differences:
-            times = _times(plan.step, name, differences[name], rounds, alone)
-            arms[name] = ReplayArm(chosen=chosen, **times)
-        else:  # one whose outputs are wrong has no time either
-            arms[name] = failed[name]
+    for name in plan.arms:
+        arms[name] = failed.get(name) or _timed_arm(plan, name, differences[name], rounds, alone)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
@@ -422,10 +415,10 @@ def _alone(
     return by_place, []
 
 
-def _times(
-    step: ReplayStep, name: str, difference: Mapping[str, float], rounds: Rounds, alone: Alone
-) -> dict[str, Any]:
-    """The times of an arm that has not failed, as fields of ReplayArm. difference: of its swapped places"""
+def _timed_arm(
+    plan: ReplayPlan, name: str, difference: Mapping[str, float], rounds: Rounds, alone: Alone
+) -> ReplayArm:
+    """An arm that has not failed, with its times. difference: of its swapped places"""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
     times["places_alone"] = {place: by_arm[name] for place, by_arm in alone.items() if name in by_arm}
     change = _timed(rounds, name, BASE)
@@ -433,14 +426,14 @@ def _times(
         times["change"] = change
         if alone:
             times["alone"] = sum(alone[place][name] - alone[place][BASE] for place in difference)
-        calls = [step.calls(place) for place in difference]  # the replayed step's, the whole model's
+        calls = [plan.step.calls(place) for place in difference]  # the replayed step's, the whole model's
         replayed, whole = sum(count for count, _ in calls), sum(count for _, count in calls)
         if replayed != whole:
             factor = whole / replayed
             low = None if change.low is None else factor * change.low
             high = None if change.high is None else factor * change.high
             times["whole"] = Timed(ms=factor * change.ms, low=low, high=high)
-    return times
+    return ReplayArm(chosen=plan.arms[name], **times)
 
 
 def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:

@@ -73,7 +73,7 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
         if limit and follows > limit * (1 + mean.margin):
             values = {"limit": limit, "hint": hint(run, follows / limit)}
             yield misfit(run, "concurrency_limit", mean.severity, "follows", **values, **about)
-        least = KEPT if mean.severity == "wrong" else KEPT * (1 - LOOSE)  # of one request
+        least = KEPT if mean.severity == "wrong" else KEPT * (1 - LOOSE)  # one request is always in flight
         if _at_once(run) and follows < least:
             yield misfit(run, "concurrency_floor", "suspect", "below_one", **about)
     if limit and _at_once(run) and run.mode != "offline":

@@ -160,9 +160,8 @@ def completion(run: ServingRun) -> Iterator[Finding]:
     if completed == 0:
         yield found("completed", "wrong", "none")
     elif completed is not None and sent is not None and sent - completed not in (0, failed):
-        values = {"completed": completed, "num_prompts": sent, "lost": sent - completed}
         how: tuple[Severity, str] = ("wrong", "more") if completed > sent else ("suspect", "fewer")
-        yield misfit(run, "completed", *how, **values)
+        yield misfit(run, "completed", *how, completed=completed, num_prompts=sent, lost=sent - completed)
 
 
 def sent(run: ServingRun) -> Iterator[Finding]:

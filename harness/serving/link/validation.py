@@ -69,7 +69,7 @@ def stored_series() -> tuple[Series, ...]:
 
 
 def _series(document: JsonObject, entry: JsonObject) -> Series:
-    """A series of a document. What a document says holds for its series, and what these say for their points."""
+    """A series of a document. A document's values hold for all its series, theirs for all their points."""
     of_series = document | entry
     system = System(**{name: of_series[name] for name in System.__dataclass_fields__ if name in of_series})
     points = []

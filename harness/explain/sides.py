@@ -13,7 +13,7 @@ from harness.serving.ab.effect import Effect, effect
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import differences, effects, servers
 from harness.serving.clients.load import load
-from harness.serving.compare.settings import beside
+from harness.serving.compare.settings import other_differences
 from harness.serving.ledger import Prediction
 from harness.serving.schema import ServingRun
 from harness.statistics.intervals import CONFIDENCE
@@ -77,7 +77,7 @@ def _of_results(before: Sequence[str], after: Sequence[str]) -> Sides:
     if tpots:
         firsts, seconds = zip(*tpots, strict=True)
         tpot = effect(firsts, seconds, higher=False, level=CONFIDENCE, margin=1.0)
-    lines = [f"before against after: {line}" for first, second in pairs for line in beside(first, second)]
+    lines = [f"before against after: {line}" for pair in pairs for line in other_differences(*pair)]
     title = f"{Path(before[0]).name} and {Path(after[0]).name}"
     return _with_work(Sides(title, tpot, notes=tuple(dict.fromkeys(lines))), runs)
 

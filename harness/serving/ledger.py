@@ -28,7 +28,7 @@ from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
 from harness.serving.compare.identity import Setting
-from harness.serving.compare.settings import beside
+from harness.serving.compare.settings import other_differences
 from harness.serving.schema import LenientRecord, ServingRun, StrictRecord
 from harness.statistics.intervals import mean_half_width
 
@@ -287,7 +287,7 @@ def _require_setting(setting: Setting, runs: Sequence[ServingRun], assumed: Sequ
     for run in runs:
         if unlike := identity.differences(setting, run, assumed):
             hint = "" if all(field.is_known for field in unlike) else "; --assume NAME takes it to be alike"
-            raise UsageError(f"{run.id} is no run of this row: {identity.text(unlike)}{hint}")
+            raise UsageError(f"{run.id} is no run of this row: {identity.in_words(unlike)}{hint}")
 
 
 def _digest(run: ServingRun) -> str:
@@ -308,7 +308,7 @@ def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
             raise UsageError(f"{before.id} and {after.id} {why}")
         if value or value_after:
             yield f"{field.name}: {both}"
-    yield from (f"before against after: {line}" for line in beside(before, after))
+    yield from (f"before against after: {line}" for line in other_differences(before, after))
     for finding in (*before.findings, *after.findings):
         if finding.severity == "suspect":
             yield f"suspect: {finding.message}"

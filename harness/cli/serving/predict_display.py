@@ -180,7 +180,7 @@ def validation(found: Validation) -> RenderableType:
         *(("not in all", f"{server.name}: {server.left_out}") for server in servers if server.left_out),
         *(("times", f"of kernels: {where}") for where in dict.fromkeys(server.times for server in servers)),
     ]  # fmt: skip
-    of_all = [*_errors(found.together), *_errors(found.with_drafts)]
+    of_all = [row for drafts in (False, True) for row in _errors(found.together(drafts=drafts))]
     of_servers = [row for server in servers for row in _errors(server)]
     above: list[RenderableType] = [table_of(of_all), ""] if of_all else []
     return Group(*above, table_of(of_servers), "", printed_notes(notes))
@@ -220,7 +220,8 @@ def validation_json(validation: Validation) -> str:
              "errors": errors(server), "points": [asdict(row) for row in server.rows]}
             for server in validation.servers
         ],
-        "all": errors(validation.together), "all_with_drafts": errors(validation.with_drafts),
+        "all": errors(validation.together(drafts=False)),
+        "all_with_drafts": errors(validation.together(drafts=True)),
         "prior": {"TPOT": constants(TPOT_CONSTANTS, validation.prior.tpot),
                   "TTFT": constants(TTFT_CONSTANTS, validation.prior.ttft)},
     }  # fmt: skip

@@ -17,13 +17,13 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
-from harness.serving.compare.settings import beside, server_settings
+from harness.serving.compare.settings import other_differences, server_settings
 from harness.serving.integrity import examined
 from harness.serving.published_documents import FOLDER, documents
 from harness.serving.schema import Metric, ServingRun
 from shapes.names import near, unknown
 
-FROM_SETUP = ("image", "flags", "environment", "parallelism")
+FROM_SETUP = ("image", "flags", "environment", "parallelism")  # what a published run has of its configuration
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
 ORDER_OF_CHOICE = ("output", "total", "unknown", "mean", "median")
 """Kinds of tokens and statistics: of several metrics of one name the earliest here is taken."""
@@ -70,8 +70,7 @@ class Side:
 
 
 def default_metric(a: ServingRun, b: ServingRun) -> str:
-    """The first of PREFERRED that both runs have, or else the first metric that both have, or else the first
-    of `a`; empty if `a` has none."""
+    """The first of PREFERRED, or else of `a`'s metrics, that both have; else the first of `a`, or empty."""
     names_of_a = [metric.name for metric in a.metrics]
     names_of_b = {metric.name for metric in b.metrics}
     for name in (*PREFERRED, *names_of_a):
@@ -101,7 +100,8 @@ def _place_in_choice(metric: Metric) -> int:
 
 
 def _kinds(metric: Metric) -> tuple[str, ...]:
-    """What distinguishes metrics of one name. `total` does not: each number of tokens has this statistic."""
+    """The words that choose among metrics of one name: the kind of tokens, the statistic, or both. `total` is
+    no such statistic, because every throughput of a whole run has it."""
     if metric.tokens == "none":
         return (metric.statistic,)
     return (metric.tokens,) if metric.statistic == "total" else (metric.tokens, metric.statistic)
@@ -110,7 +110,9 @@ def _kinds(metric: Metric) -> tuple[str, ...]:
 def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
     """Both numbers in one unit and kind of tokens, over the same GPUs; and why they cannot be compared."""
     metric_a, metric_b = a.metric, b.metric
-    side_a, side_b = _in_one_unit(metric_a, metric_b), _in_one_unit(metric_b, metric_a)
+    side_a, side_b = _side(metric_a), _side(metric_b)
+    if metric_a.unit != metric_b.unit:
+        side_a, side_b = _in_common_unit(side_a), _in_common_unit(side_b)
     aspects = [
         ("metric", metric_a.name, metric_b.name, "they are different quantities"),
         ("statistic", metric_a.statistic, metric_b.statistic, "one does not give the other"),
@@ -152,7 +154,7 @@ def of_instance(quantity: Quantity) -> float | None:
     metric, gpus = quantity.metric, all_gpus(quantity.run)
     if _is_of_a_request(metric) or metric.scope in ("instance", "cluster"):
         return metric.value
-    side = _per_gpu(quantity.run, _in_one_unit(metric, metric))
+    side = _per_gpu(quantity.run, _side(metric))
     return side.value * gpus if side.scope == "gpu" and gpus else None
 
 
@@ -161,12 +163,15 @@ def _is_of_a_request(metric: Metric) -> bool:
     return metric.unit in ("ms", "s", "us") or metric.name == "concurrency"
 
 
-def _in_one_unit(metric: Metric, other: Metric) -> Side:
-    side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
-    if metric.unit == other.unit or metric.unit not in UNITS:
+def _side(metric: Metric) -> Side:
+    return Side(metric.value, metric.unit, metric.scope, metric.tokens)
+
+
+def _in_common_unit(side: Side) -> Side:
+    if side.unit not in UNITS:
         return side
-    factor, unit = UNITS[metric.unit]
-    return side.to(metric.value * factor, f"{metric.value:g} {metric.unit} x {factor:g}", unit=unit)
+    factor, unit = UNITS[side.unit]
+    return side.to(side.value * factor, f"{side.value:g} {side.unit} x {factor:g}", unit=unit)
 
 
 def _output_only(quantity: Quantity, side: Side) -> Side:
@@ -242,10 +247,11 @@ def compare(
     not_known = []
     for difference in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
         values = against(difference.a, difference.b)
-        may_differ = difference.name in despite and difference.a != difference.b
+        # A value that one side alone says is a difference if the user lets them differ.
+        is_shown = difference.is_known or (difference.name in despite and difference.a != difference.b)
         if why := _refusal(difference, assumed, despite):
             reasons.append(Reason(difference.name, values, why))
-        elif difference.is_known or may_differ:
+        elif is_shown:
             differing.append(f"{difference.name}: {values}")
         else:
             not_known.append(difference)
@@ -264,7 +270,7 @@ def compare(
         reasons=tuple(reasons),
         a=side_a,
         b=side_b,
-        differing=(*differing, *beside(a.run, b.run)),
+        differing=(*differing, *other_differences(a.run, b.run)),
         uncertain=(*identity.unsaid(not_known, a.run.id, b.run.id), *_uncertain(a, b)),
         found=tuple(found),
         ratio=None if reasons else side_a.value / side_b.value,
@@ -279,7 +285,7 @@ def _refusal(difference: Difference, assumed: Collection[str], despite: Collecti
         return ""
     hint = f"; --despite '{name}' compares them" if name in SERVER else ""
     if difference.is_known:
-        return field.why and field.why + hint
+        return f"{field.why}{hint}" if field.why else ""
     # If one side speculates, the other has to say whether it does.
     speculates = name == "speculative decoding" and {difference.a, difference.b} - {"none", UNKNOWN}
     if name in assumed or not (field.needed or speculates):
@@ -313,9 +319,6 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
         yield f"the same requests in flight are {in_flight / gpus_a:g} a GPU against {in_flight / gpus_b:g}"
 
 
-# Finding two runs: in files, or published
-
-
 @functools.cache
 def published_runs() -> dict[str, ServingRun]:
     """The runs of the documents by id, and those of the raw files behind them, as `dstack.online:31`. The
@@ -336,21 +339,19 @@ def published_runs() -> dict[str, ServingRun]:
 
 
 def find(name: str) -> ServingRun:
-    """A published run by its id, or a run of a file: `FILE`, `FILE:ROW` if it has several, or the id that
-    `serving load` gives it. ROW is the line at the end of the id; if no id has one, ROW counts the runs from
-    1. Raises UsageError."""
+    """A published run by its id, or a run of a file: `FILE` if it is the only one, the id that `serving load`
+    gives it, or `FILE:ROW`. ROW is what such an id has after the file's name; if the ids do not end with a
+    line, it may also be the number of the run, from 1. Raises UsageError."""
     paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
     path = next((path for path in paths if path and archive.is_file(Path(path))), "")
     if not path:
         return _published(name)
     runs, row = load(path), name.removeprefix(path).lstrip(":")
-    for run in runs:
-        if row == run.id.removeprefix(path).lstrip(":"):
-            return run
-    have_lines = any(run.id.rpartition(":")[2].isdigit() for run in runs)
-    by_number = {} if have_lines else {str(number): run for number, run in enumerate(runs, 1)}
-    if row in by_number:
-        return by_number[row]
+    by_row = {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
+    if not any(run.id.rpartition(":")[2].isdigit() for run in runs):
+        by_row = {str(number): run for number, run in enumerate(runs, 1)} | by_row
+    if row in by_row:
+        return by_row[row]
     if not row and len(runs) == 1:
         return runs[0]
     ids = ", ".join(run.id for run in runs[:3]) + (" ..." if len(runs) > 3 else "")

@@ -18,18 +18,17 @@ from shapes.names import unknown
 
 UNKNOWN = ""
 LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates differ by as much
-FIRST_WAVE = 10  # prompts for each place; from here on the burst at the start is a small part of a run
+FIRST_WAVE = 10  # prompts for each place in flight, from which on the burst at the start matters little
 NODE = 8  # GPUs of a node of the machines here
 UP_TO = "up to "  # before a length of which only the longest is known
-NO_HITS = "no hits"  # of a plain setting's prefix cache, which may be on or off
+NO_HITS = "no hits"  # a plain setting's prefix caching: on or off, but no prompt is found in the cache
 SNAPSHOT = re.compile(r"-\d{4}$")  # the end of a model's name: later weights of the same layers
 TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # the version at the beginning of an image's tag
 CONVERTS = ("trtllm",)  # engines that convert a checkpoint before they serve it
 DRAWN = ("random", "synthetic", "custom")  # data sets whose lengths are those asked for
 CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}  # `auto` is DeepSeek's own
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
-"""Models with FP8 checkpoints that have a scale for each block of 128 x 128 (DeepSeek-V3 report, arXiv
-2412.19437)."""
+"""Models whose FP8 checkpoints have a scale for each block of 128 x 128 (DeepSeek-V3, arXiv 2412.19437)."""
 
 
 def _is_same_length(a: str, b: str) -> bool:
@@ -118,7 +117,8 @@ def _range(run: ServingRun) -> str:
     return _number(load.range_ratio)
 
 
-def _prompts_for_each(run: ServingRun) -> str:
+def _prompts_for_each_place(run: ServingRun) -> str:
+    """How many prompts follow each other in each of the places in flight."""
     in_flight = _most_in_flight(run)
     sent = run.workload.num_prompts or run.totals.completed
     return f"{sent / in_flight:.3g}" if sent and in_flight and not run.workload.request_rate else UNKNOWN
@@ -136,7 +136,8 @@ def _steps_between_looks(run: ServingRun) -> str:
 
 
 def _most_in_flight(run: ServingRun) -> float | None:
-    """Requests that can be in flight: the least of the client's and the server's limit and the prompts."""
+    """Requests that can be in flight: the least of the client's limit, the server's limit and the number of
+    prompts. Where requests come at a rate, only the client's limit counts."""
     load = run.workload
     client_limit = load.concurrency
     if not client_limit or load.request_rate or load.ramp_up:
@@ -195,7 +196,7 @@ def _version(run: ServingRun) -> str:
 
 
 def _expert_parallelism(run: ServingRun) -> str:
-    """The degree; `on` where only vLLM's switch is known, which takes tensor times data parallelism."""
+    """The degree. vLLM's switch makes it tensor times data parallelism; `on` if these are not known."""
     parallelism = run.parallelism
     if parallelism.ep is not None or not run.option("enable-expert-parallel"):
         return _number(parallelism.ep)
@@ -217,11 +218,11 @@ def _prefix_caching(run: ServingRun) -> str:
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
     """`on` or `none` of a feature. is_on: what the run says of it, or None. options: those of the server that
-    turn it on; if a run gives its server's flags without any of these, the feature is off."""
+    turn it on. A run that gives its server's flags, or notes one of these options as off, has it off."""
     if is_on or run.option(*options):
         return "on"
-    is_noted = any(name.replace("-", "_") in run.extra for name in options)
-    return "none" if is_on is False or run.flags or is_noted else UNKNOWN
+    is_noted_off = any(name.replace("-", "_") in run.extra for name in options)
+    return "none" if is_on is False or run.flags or is_noted_off else UNKNOWN
 
 
 def _dp_attention(run: ServingRun) -> str:
@@ -289,7 +290,8 @@ FIELDS: dict[str, Field] = {
     "expert parallelism": Field(_expert_parallelism),
     "data parallelism": Field(lambda run: _number(run.parallelism.dp)),
     "DP attention": Field(_dp_attention),
-    "disaggregation": Field(lambda run: _switch(run, run.parallelism.disaggregated or None,  # False: unsaid
+    # `disaggregated` is False also where the run does not say it.
+    "disaggregation": Field(lambda run: _switch(run, run.parallelism.disaggregated or None,
                                                 "disaggregation-mode", "disagg")),
     "context parallelism": Field(_context_parallelism),
     "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
@@ -308,7 +310,8 @@ FIELDS: dict[str, Field] = {
                            needed=True, agree=_is_same_length),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
-    "prompts for each place": Field(_prompts_for_each, agree=lambda a, b: round(float(a)) == round(float(b))
+    "prompts for each place": Field(_prompts_for_each_place,
+                                    agree=lambda a, b: round(float(a)) == round(float(b))
                                     or min(float(a), float(b)) >= FIRST_WAVE),
     "dataset": Field(lambda run: run.workload.dataset,
                      "prompts decide expert routing, prefix cache hits, and where answers end"),
@@ -318,7 +321,7 @@ FIELDS: dict[str, Field] = {
 """In the order of the messages."""
 SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
 """Settings of the server that the user may let differ with `--despite`."""
-OPTIONAL = ("dataset", "prefix caching", "nodes")  # fields that a run of a ledger's row does not have to say
+OPTIONAL = ("dataset", "prefix caching", "nodes")  # fields that no run has to say to be of a setting
 
 
 def of_run(run: ServingRun) -> dict[str, str]:
@@ -332,7 +335,7 @@ class Setting(StrictRecord):
     precision:      of the weights' products, for example `fp8 block-scale`
     kv_cache:       the dtype of the cache
     plain:          no speculative decoding unless there are drafts, no DP attention, no disaggregation
-    drafts:         tokens that a step verifies for each request
+    drafts:         draft tokens that a step verifies for each request
     launch:         of decode steps: graph or eager
     recv_interval:  SGLang's scheduler-recv-interval
     prefill_tokens: the most of one step
@@ -387,6 +390,7 @@ class Difference:
 
     @property
     def is_known(self) -> bool:
+        """Whether both sides say their value, so that they do differ."""
         return UNKNOWN not in (self.a, self.b)
 
 
@@ -417,21 +421,21 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
         of_its_run["speculative decoding"] = DRAFTED.format(run.drafts or setting.drafts)
     found = []
     for difference in unlike(of_setting(setting), of_its_run):
-        is_asked = bool(difference.a) or FIELDS[difference.name].needed
-        if difference.is_known or (is_asked and difference.name not in taken_alike):
+        # What the setting leaves open the run may leave open, too, except what every comparison needs.
+        must_be_said = bool(difference.a) or FIELDS[difference.name].needed
+        if difference.is_known or (must_be_said and difference.name not in taken_alike):
             found.append(difference)
     return found
 
 
-def text(found: Collection[Difference]) -> str:
+def in_words(found: Collection[Difference]) -> str:
     """A run's differences from a ledger's row (`a`), then what either does not say."""
     known = [f"{field.name} {field.b}, not {field.a}" for field in found if field.is_known]
     return "; ".join([*known, *unsaid(found, "the row", "the run")])
 
 
 def unsaid(found: Iterable[Difference], a: str, b: str) -> list[str]:
-    """What is not said: a line for what only one side says, with its value, and one for what neither says.
-    a, b: what the sides are called"""
+    """A line for what only one side says, with its value, and one for what neither says. a, b: their names"""
     by_beginning: dict[str, list[str]] = {}
     for difference in found:
         if difference.is_known:

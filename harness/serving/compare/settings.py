@@ -25,17 +25,18 @@ def server_settings(run: ServingRun) -> dict[str, str]:
     for key in NAMES["of_server"]:
         values |= flat(run.extra.get(key))
     noted = {}
-    if run.client in NAMES["noted"]:
-        noted = {key: value for key, value in _scalars(run).items() if key not in NAMES["own"]}
-    # What a user notes as off may be on by default, so that it counts. InferenceX notes all of its settings.
+    if run.client in NAMES["clients_with_notes"]:
+        noted = {key: value for key, value in _scalars(run).items() if key not in NAMES["client_keys"]}
+    # A user of vLLM's or TensorRT-LLM's client notes as off what may be on by default, so that it counts.
+    # InferenceX notes all of its settings, also those that are off by default.
     return _settings(values | noted, also_off=noted if run.client.endswith(".serve") else ())
 
 
 def client_settings(run: ServingRun) -> dict[str, str]:
     """The client's settings by name, as far as a run has no other place for them."""
     values = _scalars(run)
-    if run.client in NAMES["noted"]:  # the other scalars are noted of the server
-        values = {key: value for key, value in values.items() if key in NAMES["own"]}
+    if run.client in NAMES["clients_with_notes"]:  # the other scalars are noted of the server
+        values = {key: value for key, value in values.items() if key in NAMES["client_keys"]}
     for key, value in run.extra.items():
         if key.startswith(NAMES["csv_settings"]):
             values[key.lower().replace(" ", "_")] = value
@@ -45,7 +46,7 @@ def client_settings(run: ServingRun) -> dict[str, str]:
 
 
 def _scalars(run: ServingRun) -> dict[str, Any]:
-    """What a client wrote beside its objects, except the protocol, which a run has itself."""
+    """Single values that a client wrote under names (no headings of a table), except the run's protocol."""
     scalars = {k: v for k, v in run.extra.items() if isinstance(v, str | bool | int) and k.isidentifier()}
     return {k: v for k, v in scalars.items() if v != run.protocol}
 
@@ -79,7 +80,7 @@ def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]
     return scalars
 
 
-def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
+def other_differences(a: ServingRun, b: ServingRun) -> Iterator[str]:
     """The differences between two runs outside of the identity, a line for each kind."""
     for what in ("image", "client", "protocol", "model"):
         text_a, text_b = getattr(a, what), getattr(b, what)
@@ -90,7 +91,7 @@ def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
         ("environment that differs", _read_variables(a), _read_variables(b)),
     ]
     # A run without any flags or variables does not tell them, unless its client always notes them.
-    if not (a.client == b.client and a.client in NAMES["noted"]):
+    if not (a.client == b.client and a.client in NAMES["clients_with_notes"]):
         kinds = [(kind, of_a, of_b) for kind, of_a, of_b in kinds if of_a and of_b]
     if a.client == b.client:
         kinds.append(("client's settings that differ", client_settings(a), client_settings(b)))

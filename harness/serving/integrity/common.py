@@ -13,14 +13,13 @@ from harness.serving.schema import Finding, ServingRun, Severity
 TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("texts.toml"))
 EXACT = 1e-3  # relative: of numbers that one program computed from the same numbers
 MARGIN = 0.01  # relative: by which two clocks of one run may differ
-FASTEST_STEP_MS = 0.1  # a decode step, or a first token, with a client in Python: a bound, not an estimate
+FASTEST_STEP_MS = 0.1  # a bound: a client in Python sees no faster decode step or first token
 WAITS = ("client_queue_time", "schedule_delay")  # waits in the client: nearly 0 ms, or long in bursts
 LIKE = 0.02  # relative: how near a ratio must be to a factor that `hint` knows
 
 
 def rounding(*values: float) -> float:
-    """Half of the finest decimal place among the values: those of one kind are written with the same places,
-    but zeros at the end are lost."""
+    """Half of the finest decimal place of values of one kind; a value may lack zeros at its end."""
     places = [-int(Decimal(f"{value:.12g}").as_tuple().exponent) for value in values if value]
     return 0.5 * 10.0 ** -max([0, *places])
 
@@ -41,9 +40,9 @@ def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
     return Finding(rule=rule, severity=severity, message=message)
 
 
-def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: Any) -> Finding:
-    """A finding about a sum over the run. If the client leaves out a warm-up or cool-down, its numbers are of
-    a window, and the sum need not hold. Then the finding is only a note with that reason."""
+def misfit(run: ServingRun, rule: str, severity: Severity, text: str, **values: Any) -> Finding:
+    """A finding about numbers that do not fit each other over the whole run. If the client leaves out a
+    warm-up or cool-down, its numbers are of a window, and need not fit: it is a note with that reason."""
     finding = found(rule, severity, text, **values)
     ends = ((run.workload.warmup_s, "warm-up"), (run.workload.cooldown_s, "cool-down"))
     cut = " and ".join(f"{seconds:g} s of {name}" for seconds, name in ends if seconds)

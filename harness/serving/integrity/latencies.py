@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.serving.clients.fields import real
-from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, broken, found, hint, rounding
+from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, found, hint, misfit, rounding
 from harness.serving.schema import Finding, ServingRun, Severity
 
 IDENTITY = 0.005  # of the mean E2E; dstack's 54 rows hold to 4e-10
@@ -27,7 +27,7 @@ LOOSER = 1 + MARGIN  # a factor for limits of numbers that are measured
 FEW_REQUESTS = 10  # of fewer the deviation may be computed with n or with n - 1
 FEW = 3  # the least number of requests among which one may stand out
 SKEWED = 3  # mean / median, from which on a few requests make the mean
-NEARLY = 0.85  # the least share of the deviation that a single long request makes
+NEAR = 0.15  # relative: how near a deviation or p99 must be to that which a single long request makes
 SPELLINGS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
 
 
@@ -52,16 +52,12 @@ def quantile(statistic: str) -> float | None:
 def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
     """The statistics of each metric that has several, in its unit, as the client reported them. They are by
     name, with the kind of tokens in front: `e2e`, `output throughput`."""
-    values: dict[tuple[str, str, str], dict[str, float]] = {}
+    values: dict[tuple[str, str], dict[str, float]] = {}  # by name and scope
     for metric in run.metrics:
         if not metric.derived and metric.statistic != "total":
-            key = (metric.name, metric.tokens, metric.scope)
-            values.setdefault(key, {}).setdefault(metric.statistic, metric.value)
-    by_name = {}
-    for (name, tokens, _), known in values.items():
-        if len(known) > 1:
-            by_name[name if tokens == "none" else f"{tokens} {name}"] = known
-    return by_name
+            name = metric.name if metric.tokens == "none" else f"{metric.tokens} {metric.name}"
+            values.setdefault((name, metric.scope), {}).setdefault(metric.statistic, metric.value)
+    return {name: known for (name, _), known in values.items() if len(known) > 1}
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
@@ -103,7 +99,7 @@ def moments(run: ServingRun) -> Iterator[Finding]:
         std = known.get("std", 0.0)
         if mean is None:
             continue
-        # Tokens of one chunk have no time between them, so that the median and the lower quartile may be 0.
+        # Tokens of one chunk have no time between them, so that a median of 0 says nothing if p25 is 0, too.
         in_bursts = name in WAITS or (name == "itl" and known.get("p25", mean) * MOST_APART < mean)
         is_examined = name in latencies and not in_bursts and mean > 0
         if is_examined and median is not None and not mean / MOST_APART < median < mean * MOST_APART:
@@ -114,9 +110,10 @@ def moments(run: ServingRun) -> Iterator[Finding]:
             yield found("moments", "suspect", "above_p99", name=name, mean=mean, p99=p99)
         yield from _outside(run, name, known, mean)
         for severity, widest, beside in _widest(run, name, known, mean):
-            is_of_few = 0 < (run.totals.completed or 0) < FEW_REQUESTS
-            counted_std = std / 2 if is_of_few and severity == "suspect" else std
-            if counted_std > widest * LOOSER + 4 * rounding(*known.values()):
+            # The limit of `wrong` is that with n - 1 already.
+            may_grow = severity == "suspect" and 0 < (run.totals.completed or 0) < FEW_REQUESTS
+            least_std = std / 2 if may_grow else std
+            if least_std > widest * LOOSER + 4 * rounding(*known.values()):
                 yield found("moments", severity, "too_wide", name=name, std=std, beside=beside)
 
 
@@ -125,7 +122,9 @@ def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float
     The largest of n values is such a quantile at 1 - 1/n (Samuelson), the smallest at 1/n."""
     std, count = known.get("std"), run.totals.completed or 0
     error = 2 * rounding(*known.values())
-    slack = error + mean * 1e-6 + (std or 0.0) * (0.5 if count < FEW_REQUESTS else 0.0)
+    slack = error + mean * 1e-6
+    if std and count < FEW_REQUESTS:
+        slack += std / 2
     for statistic, value in known.items():
         at = quantile(statistic)
         if at in (0.0, 1.0) and count > 1 and name.split()[-1] in ONE_A_REQUEST:
@@ -185,9 +184,8 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: from their list, or as stated. Else the time that one request must take
-    to make this mean if all others take the median, provided that the deviation or p99 is also what that
-    request would make it. None if nothing tells it."""
+    """The longest time of a request: listed, or stated, or as mean and median tell it if the deviation or p99
+    is also that of one long request beside others that all take the median. None if nothing tells it."""
     known, count = statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": run.samples.ttfts_ms, "e2e": run.samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = known.get("mean"), known.get("median"), known.get("std"), known.get("p99")
@@ -195,12 +193,12 @@ def _largest(run: ServingRun, name: str) -> float | None:
         return max(listed, default=None)
     if "max" in known or mean is None or median is None or mean < 1.5 * median:
         return known.get("max")
-    alone = median + count * (mean - median)
+    alone = median + count * (mean - median)  # the time of that request
     if std is not None:
-        return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
+        return alone if std >= (1 - NEAR) * (mean - median) * math.sqrt(count - 1) else None
     place = (count - 1) * 0.99 - (count - 2)  # of numpy's p99 between the two longest, from 0 to 1
     expected_p99 = median + place * (alone - median)
-    is_near = p99 is not None and place > 0 and math.isclose(p99, expected_p99, rel_tol=1 - NEARLY)
+    is_near = p99 is not None and place > 0 and math.isclose(p99, expected_p99, rel_tol=NEAR)
     return alone if is_near else None
 
 
@@ -227,7 +225,7 @@ def identity(run: ServingRun) -> Iterator[Finding]:
         if are_equal and 0 < e2e - follows < TAIL * e2e:
             severity, tail = "note", ", the rest after the last token"
         values = {"follows": follows, "unit": _unit_at_fault(**times), "tail": tail}
-        yield broken(run, "e2e_identity", severity, "apart", **values, **times)
+        yield misfit(run, "e2e_identity", severity, "apart", **values, **times)
 
 
 def _deviation_of_length(run: ServingRun, mean: float) -> float:
@@ -271,7 +269,7 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
         for statistic, value in known.get(name, {}).items():
             if duration and value / 1e3 > (duration + rounding(duration)) * LOOSER:
                 values = {"statistic": statistic, "value": value, "duration": duration}
-                yield broken(run, "longer_than_run", "wrong", "longer", name=name, **values)
+                yield misfit(run, "longer_than_run", "wrong", "longer", name=name, **values)
 
 
 def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:

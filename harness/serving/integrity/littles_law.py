@@ -6,34 +6,26 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.serving.integrity.common import MARGIN, apart, broken, found, hint
+from harness.serving.integrity.common import MARGIN, apart, found, hint, misfit
 from harness.serving.schema import Finding, ServingRun, Severity
 
 LOOSE = 0.25  # of what follows from means of unequal lengths
 A_TOKEN = 1.2  # the most of mean ITL over mean TPOT if a chunk is a token
-AT_ONCE = 0.9  # the least share of requests in flight if all are sent at once
-FILLED = 0.5  # the least share of the limit if nothing tells how long the end of the run is
+KEPT = 0.9  # the least share of the allowed requests that are in flight before the end of the run
+FILLED = 0.5  # the same over the whole run, if nothing tells how long its end is
 SHORTEST = 0.5  # mean over longest length, if lengths are drawn from 0 on
 DRAWN = 1.5  # a factor between two ratios of mean lengths that were drawn likewise
 
 
 class InFlight(NamedTuple):
-    """Mean requests in flight by the run's numbers.
+    """Mean requests in flight by the run's numbers."""
 
-    follows:  the rate times the time
-    rate:     requests per second
-    time_ms:  of a mean request
-    equation: that product as text, and where its numbers come from
-    severity: of a finding that rests on it: `wrong` if it is exact, else `suspect`
-    margin:   relative, by which another number may differ from it
-    """
-
-    follows: float
-    rate: float
-    time_ms: float
-    equation: str
-    severity: Severity
-    margin: float
+    follows: float  # the rate times the time
+    rate: float  # requests per second
+    time_ms: float  # of a mean request
+    equation: str  # that product as text, and where its numbers come from
+    severity: Severity  # of a finding that rests on it: `wrong` if it is exact, else `suspect`
+    margin: float  # relative, by which another number may differ from it
 
 
 def in_flight(run: ServingRun) -> InFlight | None:
@@ -77,13 +69,13 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
         if reported is not None and apart(reported, follows, mean.rate, mean.time_ms) > mean.margin:
             severity = "suspect" if run.totals.failed else mean.severity
             values = {"concurrency": reported, "hint": hint(run, reported / follows)}
-            yield broken(run, "littles_law", severity, "reported", **values, **about)
+            yield misfit(run, "littles_law", severity, "reported", **values, **about)
         if limit and follows > limit * (1 + mean.margin):
             values = {"limit": limit, "hint": hint(run, follows / limit)}
-            yield broken(run, "concurrency_limit", mean.severity, "follows", **values, **about)
-        least = AT_ONCE if mean.severity == "wrong" else AT_ONCE * (1 - LOOSE)
+            yield misfit(run, "concurrency_limit", mean.severity, "follows", **values, **about)
+        least = KEPT if mean.severity == "wrong" else KEPT * (1 - LOOSE)  # one request is always in flight
         if _at_once(run) and follows < least:
-            yield broken(run, "concurrency_floor", "suspect", "below_one", **about)
+            yield misfit(run, "concurrency_floor", "suspect", "below_one", **about)
     if limit and _at_once(run) and run.mode != "offline":
         yield from _one_wave(run, limit)
         yield from _limit_not_reached(run, limit, mean)
@@ -92,7 +84,7 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
         return
     for statistic, concurrency in (("mean", reported), ("max", run.value("concurrency", "max") or 0.0)):
         if concurrency > limit * (1 + MARGIN):
-            yield broken(run, "concurrency_limit", "wrong", statistic, concurrency=concurrency, limit=limit)
+            yield misfit(run, "concurrency_limit", "wrong", statistic, concurrency=concurrency, limit=limit)
             return
 
 
@@ -106,10 +98,8 @@ def _one_wave(run: ServingRun, limit: float) -> Iterator[Finding]:
     """Requests that are too few for a steady state, and a server that runs fewer than the client allows."""
     sent = run.workload.num_prompts or run.totals.completed
     if sent and sent <= limit and (run.value("ttft", "mean") or run.value("e2e", "mean")):
-        if sent < limit:
-            yield found("one_wave", "suspect", "lacks", sent=sent, limit=limit)
-        else:
-            yield found("one_wave", "note", "full", sent=sent, limit=limit)
+        how: tuple[Severity, str] = ("suspect", "lacks") if sent < limit else ("note", "full")
+        yield found("one_wave", *how, sent=sent, limit=limit)
     server = run.option("max-running-requests", "max-num-seqs")
     if server.isdecimal() and int(server) < limit:
         yield found("server_limit", "note", "lower", server=int(server), limit=limit)
@@ -124,14 +114,14 @@ def _limit_not_reached(run: ServingRun, limit: float, mean: InFlight | None) -> 
     most, peak = min(limit, run.workload.num_prompts or totals.completed or limit), _peak(run)
     if peak is not None and peak < most:
         average = f", {mean.follows:.4g} on average" if mean else ""
-        yield broken(run, "concurrency_not_reached", "suspect", "peak", peak=peak, limit=limit, mean=average)
+        yield misfit(run, "concurrency_not_reached", "suspect", "peak", peak=peak, limit=limit, mean=average)
         return
     longest = _longest(run)
     if mean is None or (duration and not longest):
         return
-    share = AT_ONCE * (1 - longest / 1e3 / duration) if duration and longest else FILLED
+    share = KEPT * (1 - longest / 1e3 / duration) if duration and longest else FILLED
     if mean.follows < most * share:
-        yield broken(run, "concurrency_not_reached", "suspect", "mean", follows=mean.follows, limit=limit)
+        yield misfit(run, "concurrency_not_reached", "suspect", "mean", follows=mean.follows, limit=limit)
 
 
 def _longest(run: ServingRun) -> float | None:
@@ -143,7 +133,7 @@ def _longest(run: ServingRun) -> float | None:
 
 
 def _peak(run: ServingRun) -> float | None:
-    """The most requests that touched one second; no fewer were in flight at once."""
+    """The most requests that were in flight in some part of one second; no more were in flight at once."""
     return run.value("max_concurrent_requests") or run.value("peak_concurrency")
 
 
@@ -152,14 +142,14 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
     most, totals = _peak(run), run.totals
     sent = run.workload.num_prompts or totals.completed
     if most and sent and most > 2 * (sent + (totals.failed or 0)):
-        yield broken(run, "peak", "suspect", "more_than_sent", peak=most, sent=sent)
+        yield misfit(run, "peak", "suspect", "more_than_sent", peak=most, sent=sent)
     if most is not None and in_flight and most < in_flight.follows * (1 - in_flight.margin):
         about = {"follows": in_flight.follows, "equation": in_flight.equation}
-        yield broken(run, "peak", in_flight.severity, "below_mean", peak=most, **about)
+        yield misfit(run, "peak", in_flight.severity, "below_mean", peak=most, **about)
     peak = run.value("max_output_tokens_per_s") or run.value("peak_throughput", "max", "output")
     tokens = totals.output_tokens
     if peak and tokens and peak > 2 * tokens:  # some clients count those of warm-up requests, too
-        yield broken(run, "peak", "suspect", "more_than_run", peak=peak, every=tokens)
+        yield misfit(run, "peak", "suspect", "more_than_run", peak=peak, every=tokens)
     mean, duration = run.value("throughput", "total", "output", "instance"), totals.duration_s
     itl, tpot = run.reported_ms("itl"), run.reported_ms("tpot")
     # The peak counts chunks in a second. They are tokens if the time between them is a token's.
@@ -167,7 +157,7 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
         return
     seconds = math.ceil(duration) + 1  # of the clock, that the run touches at most
     if peak < (1 - LOOSE) * mean * duration / seconds:
-        yield broken(run, "peak", "suspect", "below_throughput", peak=peak, mean=mean)
+        yield misfit(run, "peak", "suspect", "below_throughput", peak=peak, mean=mean)
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:

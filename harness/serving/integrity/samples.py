@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.serving.integrity.common import FASTEST_STEP_MS, MARGIN, apart, broken, found
+from harness.serving.integrity.common import FASTEST_STEP_MS, MARGIN, apart, found, misfit
 from harness.serving.integrity.latencies import quantile, statistics
-from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
+from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun, Severity
 
 STREAMED = {"ttft", "tpot", "itl"}
-WHOLE = 0.95  # of E2E: after a larger TTFT all tokens came in one piece, unless an engine can be that fast
+WHOLE = 0.95  # of E2E: a larger TTFT says that all tokens came in one piece, if no engine is so fast
 FASTEST_FIRST_MS = 1.0  # a smaller time to first token is in another unit
 FASTEST_TOKEN_MS = 0.5  # the fastest of any server over a network known to this project
 CLOCKS = 1e-3  # relative: by which E2E and TTFT of one request may be in the wrong order
@@ -55,10 +55,8 @@ def left_out(run: ServingRun) -> ServingRun:
         is_zero = mean == 0 or (median == 0 and (mean is None or name == "tpot"))
         if is_zero and name not in names:
             names.add(name)
-            if one_token:
-                findings.append(found("zero", "note", "one_token", name=name))
-            else:
-                findings.append(found("zero", "suspect", "not_measured", name=name))
+            why: tuple[Severity, str] = ("note", "one_token") if one_token else ("suspect", "not_measured")
+            findings.append(found("zero", *why, name=name))
     metrics = [metric for metric in run.metrics if metric.name not in names or metric.unit != "ms"]
     if "ttft" in names:
         if ttfts_ms := _measured(samples):
@@ -75,8 +73,8 @@ def left_out(run: ServingRun) -> ServingRun:
 def _by_request(samples: RequestSamples) -> NotMeasured | None:
     """What lists of single requests show; None if they show nothing."""
     others = _measured(samples)
-    mean = f"; of the other {len(others)} its mean is {fmean(others):.4g} ms" if others else ""
-    values: dict[str, Any] = {"every": len(samples.ttfts_ms), "mean": mean}
+    of_others = f"; of the other {len(others)} its mean is {fmean(others):.4g} ms" if others else ""
+    values: dict[str, Any] = {"every": len(samples.ttfts_ms), "mean": of_others}
     if zero := samples.ttfts_ms.count(0.0):
         finding = found("zero", "suspect", "single_requests", zero=zero, **values)
         return NotMeasured({"ttft", "tpot"}, finding)
@@ -101,11 +99,13 @@ def _by_statistics(run: ServingRun) -> NotMeasured | None:
         tpot = max(e2e - ttft, 0.0) / (length - 1)
     if ttft is None or ttft < FASTEST_FIRST_MS or not tpot or 0 < length < SEVERAL:
         return None
-    end = e2e if e2e is not None else ttft + (length - 1) * tpot
-    is_nearly_all = ttft >= WHOLE * end
+    end_ms = e2e if e2e is not None else ttft + (length - 1) * tpot
+    is_nearly_all = ttft >= WHOLE * end_ms
     if e2e is not None and not is_nearly_all:
         return None
-    if tpot >= (FASTEST_TOKEN_MS if is_nearly_all and length else FASTEST_STEP_MS):
+    # If TTFT alone says that nothing was streamed, a TPOT that is fast is enough; else it must be impossible.
+    is_told_by_ttft = is_nearly_all and length > 0
+    if tpot >= (FASTEST_TOKEN_MS if is_told_by_ttft else FASTEST_STEP_MS):
         return None
     share = f"{100 * ttft / e2e:.4g} % of " if e2e else ""
     finding = found("not_streamed", "suspect", "statistics", ttft=ttft, tpot=tpot, share=share)
@@ -145,7 +145,7 @@ def lists(run: ServingRun) -> Iterator[Finding]:
         count = next(iter(counts.values()))
         if count not in (totals.completed, totals.completed + (totals.failed or 0), run.workload.num_prompts):
             values = {"names": ", ".join(counts), "entries": count, "completed": totals.completed}
-            yield broken(run, "samples", "wrong", "entries", **values)
+            yield misfit(run, "samples", "wrong", "entries", **values)
 
 
 def sums(run: ServingRun) -> Iterator[Finding]:
@@ -155,11 +155,11 @@ def sums(run: ServingRun) -> Iterator[Finding]:
     for name in ("input", "output"):
         values, total = getattr(run.samples, f"{name}_lens"), getattr(run.totals, f"{name}_tokens")
         if values and total is not None and sum(values) != total:
-            yield broken(run, "samples", "wrong", "sum", name=name, sum=sum(values), total=total)
+            yield misfit(run, "samples", "wrong", "sum", name=name, sum=sum(values), total=total)
 
 
 def means(run: ServingRun) -> Iterator[Finding]:
-    """The statistics of the lists are those that were reported."""
+    """The reported statistics are those of the lists."""
     if not _of_completed(run):
         return
     samples, reported = run.samples, statistics(run)
@@ -171,7 +171,7 @@ def means(run: ServingRun) -> Iterator[Finding]:
         "itl": [gap for gaps in samples.itls_ms for gap in gaps],
     }
     if samples.itls_ms and not lists["itl"] and (itl := run.reported_ms("itl")):
-        yield broken(run, "samples", "wrong", "empty", itl=itl)
+        yield misfit(run, "samples", "wrong", "empty", itl=itl)
     for name, values in lists.items():
         for statistic, value in reported.get(name, {}).items():
             if not values or (statistic not in ("mean", "std") and quantile(statistic) is None):
@@ -179,12 +179,13 @@ def means(run: ServingRun) -> Iterator[Finding]:
             low, exact, high = _of_samples(np.array(values), statistic)
             if apart(value, low) > MARGIN and apart(value, high) > MARGIN and not low <= value <= high:
                 about: dict[str, Any] = {"name": name, "statistic": statistic, "count": len(values)}
-                yield broken(run, "samples", "wrong", "statistic", value=value, of_samples=exact, **about)
+                yield misfit(run, "samples", "wrong", "statistic", value=value, of_samples=exact, **about)
 
 
-def users(run: ServingRun) -> Iterator[Finding]:
+def throughput_per_user(run: ServingRun) -> Iterator[Finding]:
     """The throughput of a user is that of a request: its tokens over its time. If all requests have equally
-    many, the mean is at least these tokens over the mean time (Jensen's inequality)."""
+    many, the mean is at least these tokens over the mean time (Jensen's inequality), and here at most half
+    more. If not, it is taken to lie within a factor of two of that."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = run.reported_ms("e2e"), run.mean_output_length
     if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
@@ -198,7 +199,7 @@ def users(run: ServingRun) -> Iterator[Finding]:
     else:
         return
     if value and expected and not least < value / expected < most:
-        yield broken(run, "throughput_per_user", "suspect", "apart", value=value, expected=expected)
+        yield misfit(run, "throughput_per_user", "suspect", "apart", value=value, expected=expected)
 
 
 def single_requests(run: ServingRun) -> Iterator[Finding]:
@@ -215,7 +216,7 @@ def single_requests(run: ServingRun) -> Iterator[Finding]:
             at = int(np.argmax(is_off))
             values: dict[str, Any] = {"off": is_off.sum(), "every": len(e2es), "at": at}
             values |= {"e2e": float(e2es[at]), "follows": float(last_tokens[at])}
-            yield broken(run, "samples", "suspect", "time", **values)
+            yield misfit(run, "samples", "suspect", "time", **values)
     chunks = np.array([len(gaps) + 1 for gaps in samples.itls_ms])
     yield from _in_another_order(run, ("output_lens", lens), ("itls and the first token", chunks), 0.0)
     yield from _in_another_order(run, ("e2es", e2es), ("ttfts and itls", last_tokens), SAME_MS)
@@ -234,7 +235,7 @@ def _in_another_order(
         at = int(np.argmax(is_off))
         texts: dict[str, Any] = {"first": name, "second": other_name, "at": at}
         texts |= {"a": float(values[at]), "b": float(others[at])}
-        yield broken(run, "samples", "suspect", "order", **texts)
+        yield misfit(run, "samples", "suspect", "order", **texts)
 
 
 def _tpots(run: ServingRun) -> list[float]:
@@ -266,4 +267,4 @@ def _of_completed(run: ServingRun) -> bool:
     return counts == {run.totals.completed} and min(run.samples.output_lens, default=1) > 0
 
 
-RULES = (lists, sums, means, users, single_requests)
+RULES = (lists, sums, means, throughput_per_user, single_requests)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.serving.clients.fields import Fields
@@ -13,16 +13,16 @@ from harness.serving.integrity.common import (
     MARGIN,
     WAITS,
     apart,
-    broken,
     found,
     hint,
+    misfit,
     rounding,
 )
 from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
 LOGGED_STEPS = 40  # decode steps between two of the server's own rates (SGLang's --decode-log-interval)
-TAIL = 10.0  # times the mean rate; no decode step exceeds it
-AGREE = 2.0  # a factor between the mean over all steps and the rate of the last, slower ones
+MOST_ABOVE = 10.0  # the most of the server's own rate, which is of its last decode steps, over the mean rate
+MOST_APART = 2.0  # a factor between the decode rate and the server's own, whose steps are the slowest
 LOST = 0.5  # of the server's count; below it text went missing
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
 NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; the median of ITL may be 0
@@ -33,23 +33,17 @@ LENGTH = 1.5  # a factor; templates, special tokens and ranges of lengths stay b
 
 
 def rates(run: ServingRun) -> Iterator[Finding]:
-    """Requests, and tokens of each kind, over the run's duration. A client may divide by another time than it
-    reports (AIPerf does), but then all of its rates by the same."""
+    """Requests, and tokens of each kind, over the run's duration."""
     duration = run.totals.duration_s
     if not duration:
         return
     reported = list(_rates(run, duration))
-    near = [rate for rate in reported if rate["off"] < CLOCK]
-    if near and near[0]["value"]:
-        value = near[0]["value"]
-        own_time = near[0]["count"] / value  # the time that the client divided by
-        if all(apart(rate["value"], rate["count"] / own_time, value) <= EXACT for rate in near):
-            if any(rate["off"] > EXACT for rate in near):
-                names = ", ".join(rate["name"] for rate in near)
-                yield broken(run, "clock", "note", "other", names=names, time=own_time, duration=duration)
-            reported = [rate for rate in reported if rate not in near]
+    same_clock, own_s = _of_one_clock(reported)
+    if any(rate["off"] > EXACT for rate in same_clock):
+        names = ", ".join(rate["name"] for rate in same_clock)
+        yield misfit(run, "clock", "note", "other", names=names, time=own_s, duration=duration)
     for rate in reported:
-        if rate["off"] <= EXACT:
+        if rate["off"] <= EXACT or rate in same_clock:
             continue
         rate["meaning"] = hint(run, rate["value"] / rate["expected"] if rate["expected"] else 0.0)
         if rate["unit"] == "tok/s":
@@ -59,20 +53,31 @@ def rates(run: ServingRun) -> Iterator[Finding]:
                     rate["meaning"] = f" (it is that of {kind} tokens)"
                     break
         severity: Severity = "suspect" if rate["off"] < CLOCK else "wrong"
-        yield broken(run, rate["name"].split()[-1], severity, "apart", **rate)
+        yield misfit(run, severity=severity, text="apart", **rate)
+
+
+def _of_one_clock(reported: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
+    """The rates that are near the counted ones, and the seconds by which the client divided their counts. It
+    may divide by another time than it reports (AIPerf does). ([], 0) if they are not all of one time."""
+    near = [rate for rate in reported if rate["off"] < CLOCK]
+    if near and (value := near[0]["value"]):
+        own_s = near[0]["count"] / value
+        if all(apart(rate["value"], rate["count"] / own_s, value) <= EXACT for rate in near):
+            return near, own_s
+    return [], 0.0
 
 
 def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
-    """Each reported rate of the whole engine with the count that it is of, as values of the text `apart`; and
-    `off`: how far it and the counted rate are apart, beyond rounding."""
+    """Each reported rate of the whole engine with the count that it is of: the name of its rule, and the
+    values of the text `apart`; and `off`: how far it and the counted rate are apart, beyond rounding."""
     tokens = _counted(run)
     for metric in run.metrics:
         if metric.name == "request_throughput":
             name, of, count = metric.name, "completed", run.totals.completed
         elif metric.name == "throughput" and metric.statistic == "total" and metric.tokens == "unknown":
-            near = metric.value * duration  # it is of one of the kinds: the nearest is taken
+            implied = metric.value * duration  # tokens of one of the kinds: the nearest is taken
             name, of = "unsaid throughput", "tokens"
-            count = min((n for n in tokens.values() if n), key=lambda n: abs(n - near), default=None)
+            count = min((n for n in tokens.values() if n), key=lambda n: abs(n - implied), default=None)
         elif metric.name == "throughput" and metric.statistic == "total":
             name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
         else:
@@ -82,7 +87,7 @@ def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
             expected = count / duration
             values = {"name": name, "unit": metric.unit, "of": of, "value": value, "count": count}
             off = apart(value, expected, duration)
-            yield values | {"duration": duration, "expected": expected, "off": off}
+            yield {"rule": metric.name, **values, "duration": duration, "expected": expected, "off": off}
 
 
 def _counted(run: ServingRun) -> dict[str, int | None]:
@@ -104,37 +109,36 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
         out = run.value("throughput", "total", "output", metric.scope)
         if into is not None and out is not None and apart(metric.value, into + out, into, out) > EXACT:
             values = {"total": metric.value, "input": into, "output": out, "sum": into + out}
-            yield broken(run, "total_throughput", "wrong", "apart", **values)
+            yield misfit(run, "total_throughput", "wrong", "apart", **values)
 
 
 def lengths(run: ServingRun) -> Iterator[Finding]:
     """Tokens of a request, as counted, beside the requested length."""
-    totals, load = run.totals, run.workload
-    for kind, count, wanted in (
-        ("input", totals.input_tokens, load.input_len),
-        ("output", totals.output_tokens, load.output_len),
-    ):
-        if count is None or not totals.completed or not wanted:
+    load, completed = run.workload, run.totals.completed
+    for kind in ("input", "output"):
+        count, wanted = getattr(run.totals, f"{kind}_tokens"), getattr(load, f"{kind}_len")
+        if count is None or not completed or not wanted:
             continue
-        mean = count / totals.completed
+        mean = count / completed
         least, most = 1 / LENGTH, LENGTH
         if kind == "output":
-            least, most = EARLY, _longest_output(load, totals.completed)
+            least, most = EARLY, _longest_output(load, completed)
         if least <= mean / wanted <= most:
             continue
-        values = {"counted": mean, "count": count, "completed": totals.completed, "asked": wanted}
+        values = {"counted": mean, "count": count, "completed": completed, "asked": wanted}
         if kind == "output" and 0.01 < mean / wanted < 1:
-            yield broken(run, "output_length", "note", "early", **values)
+            yield misfit(run, "output_length", "note", "early", **values)
         else:
-            yield broken(run, f"{kind}_length", "suspect", "unlike", **values)
+            yield misfit(run, f"{kind}_length", "suspect", "unlike", **values)
 
 
 def _longest_output(load: OfferedLoad, count: int) -> float:
     """By what factor the mean length may exceed the requested one, as lengths of a range differ by chance."""
     if load.range_ratio is None or load.range_ratio > 1:
         return 1 + MARGIN
-    deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / (3 * count) ** 0.5
-    return 1 + MARGIN + 3 * deviation
+    # Of an even distribution the deviation is half its width over the root of 3, here relative to its mean.
+    deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / 3**0.5
+    return 1 + MARGIN + 3 * deviation / count**0.5
 
 
 def between_rates(run: ServingRun) -> Iterator[Finding]:
@@ -145,7 +149,7 @@ def between_rates(run: ServingRun) -> Iterator[Finding]:
     tokens = run.value("throughput", "total", "output", requests.scope)
     if tokens and apart(tokens / requests.value, length, tokens, requests.value) > MARGIN:
         values = {"tokens": tokens, "requests": requests.value, "each": tokens / requests.value}
-        yield broken(run, "throughput", "wrong", "between_rates", length=length, **values)
+        yield misfit(run, "throughput", "wrong", "between_rates", length=length, **values)
 
 
 def completion(run: ServingRun) -> Iterator[Finding]:
@@ -156,11 +160,8 @@ def completion(run: ServingRun) -> Iterator[Finding]:
     if completed == 0:
         yield found("completed", "wrong", "none")
     elif completed is not None and sent is not None and sent - completed not in (0, failed):
-        values = {"completed": completed, "num_prompts": sent, "lost": sent - completed}
-        if completed > sent:
-            yield broken(run, "completed", "wrong", "more", **values)
-        else:
-            yield broken(run, "completed", "suspect", "fewer", **values)
+        how: tuple[Severity, str] = ("wrong", "more") if completed > sent else ("suspect", "fewer")
+        yield misfit(run, "completed", *how, completed=completed, num_prompts=sent, lost=sent - completed)
 
 
 def sent(run: ServingRun) -> Iterator[Finding]:
@@ -175,7 +176,7 @@ def sent(run: ServingRun) -> Iterator[Finding]:
         gaps = completed * min(run.workload.burstiness or 1.0, 1.0)
         if came_back > asked * (1 + MARGIN + 3 / gaps**0.5):
             values = {"came_back": came_back, "completed": completed, "duration": duration, "asked": asked}
-            yield broken(run, "rate_not_sent", "suspect", "came_back", **values)
+            yield misfit(run, "rate_not_sent", "suspect", "came_back", **values)
     if sent_rate is not None and prompts and sent_rate < asked * min(SENT, 1 - 3 / prompts**0.5):
         yield found("rate_not_sent", "suspect", "sent", sent=sent_rate, asked=asked)
 
@@ -206,7 +207,7 @@ def goodput(run: ServingRun) -> Iterator[Finding]:
     """Requests that met their goals are a part of all."""
     good, every = run.value("goodput"), run.value("request_throughput")
     if good is not None and every is not None and good > every * (1 + EXACT) + rounding(good, every):
-        yield broken(run, "goodput", "wrong", "above", goodput=good, request_throughput=every)
+        yield misfit(run, "goodput", "wrong", "above", goodput=good, request_throughput=every)
 
 
 def retokenised(run: ServingRun) -> Iterator[Finding]:
@@ -220,12 +221,8 @@ def retokenised(run: ServingRun) -> Iterator[Finding]:
 
 
 def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
-    """For a batch that is prefilled together and then decoded together, rates are its tokens over the time of
-    its prefill, of its decoding, or of a decode step.
-
-    SGLang's bench_one_batch and bench_one_batch_server compute these rates from the same times. Only for runs
-    that report a `prefill_throughput` or `decode_throughput`.
-    """
+    """The rates of SGLang's bench_one_batch and bench_one_batch_server. Their batch is prefilled together and
+    then decoded together: rates are its tokens over the time of its prefill, decoding, or a decode step."""
     load, duration = run.workload, run.totals.duration_s
     size = load.num_prompts
     prompt_tokens = size * load.input_len if size and load.input_len else None
@@ -233,12 +230,13 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
     step_ms = run.reported_ms("decode_step", "median")
     prefill_ms = run.reported_ms("prefill", "total") or run.reported_ms("ttft", "max")
     prefill_s = prefill_ms / 1e3 if prefill_ms else None
+    # Of each rate: the metric, its statistic, the tokens, their time, and how that follows, for the message.
     rates = [("prefill_throughput", "total", prompt_tokens, prefill_s, "")]
-    how = ""
+    from_rate = ""
     if not prefill_s and prompt_tokens and (prefill_rate := run.value("prefill_throughput")):
-        prefill_s, how = prompt_tokens / prefill_rate, " (the duration less that of prefill)"
+        prefill_s, from_rate = prompt_tokens / prefill_rate, " (the duration less that of prefill)"
     decoding_s = duration - prefill_s if duration and prefill_s else None
-    rates.append(("decode_throughput", "total", output_tokens, decoding_s, how))
+    rates.append(("decode_throughput", "total", output_tokens, decoding_s, from_rate))
     rates.append(("decode_throughput", "median", size, step_ms / 1e3 if step_ms else None, ""))
     for name, statistic, tokens, seconds, how in rates:
         metric = run.metric(name, statistic)
@@ -250,22 +248,23 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
         if seconds and seconds > 0 and apart(value, tokens / seconds, seconds) > MARGIN:
             values = {"value": value, "tokens": tokens, "seconds": seconds, "expected": tokens / seconds}
             likely = hint(run, value * seconds / tokens)
-            yield broken(run, name, "wrong", "apart", how=how, hint=likely, **values)
+            yield misfit(run, name, "wrong", "apart", how=how, hint=likely, **values)
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
-    """The decode rate beside the server's own, if there were enough steps for that to be of this batch."""
+    """The decode rate beside the server's own, which is of its last LOGGED_STEPS steps. If the batch takes no
+    more steps than these, they may be those of an earlier batch."""
     length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
     mean = run.value("throughput", "total", "output")
     for name in ("last_gen_throughput", "steady_state_output_throughput"):
         own = run.value(name)
         values = {"name": name, "own": own}
-        if own and mean and own > TAIL * mean:
-            likely = hint(run, own / mean)
-            yield broken(run, "decode_throughput", "suspect", "above_mean", mean=mean, hint=likely, **values)
-        elif own and decode and length > LOGGED_STEPS and not 1 / AGREE < decode / own < AGREE:
+        if own and mean and own > MOST_ABOVE * mean:
+            values |= {"mean": mean, "hint": hint(run, own / mean)}
+            yield misfit(run, "decode_throughput", "suspect", "above_mean", **values)
+        elif own and decode and length > LOGGED_STEPS and not 1 / MOST_APART < decode / own < MOST_APART:
             values |= {"decode": decode, "hint": hint(run, decode / own)}
-            yield broken(run, "decode_throughput", "suspect", "unlike_server", **values)
+            yield misfit(run, "decode_throughput", "suspect", "unlike_server", **values)
 
 
 def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
@@ -284,7 +283,7 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
             asked = {"size": size, "into": into or 0, "out": out, "duration": duration}
             values: dict[str, object] = {"kind": metric.tokens, "throughput": value, "expected": expected}
             values["hint"] = hint(run, value / expected)
-            yield broken(run, "throughput", "suspect", "asked", **values, **asked)
+            yield misfit(run, "throughput", "suspect", "asked", **values, **asked)
 
 
 # Values that no engine reaches, and impossible ones
@@ -293,10 +292,10 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
 LONGEST_MS = 86_400_000.0  # a day
 PER_GPU = 1e6  # tok/s, of any kind, with or without a prefix cache
 ALL = 1e8  # tok/s, of any cluster
-# tok/s. They need more FP8 products a second than any GPU has, at DeepSeek-V3's number per token.
+# tok/s: 5e15 FP8 operations a second, more than any GPU has, over those of a token in DeepSeek-V3.
 PREFILL_PER_GPU = 5e15 / (2 * 37e9)
-PREFILL = 5e5  # tok/s of one request, if the model or the GPUs are not known: about eight such GPUs
-GPUS = 8
+PREFILL = 5e5  # tok/s of one request of another model: about that of eight such GPUs
+GPUS = 8  # if their number is not known
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
 OF_A_STEP = 0.95  # of a decode step: no prefill is shorter, since it reads the same weights
 MOST_ACCEPTED = 64  # most tokens of a step of speculative decoding
@@ -342,13 +341,13 @@ def prefill(run: ServingRun) -> Iterator[Finding]:
     limit = (run.gpus or GPUS) * PREFILL_PER_GPU if deepseek else PREFILL
     values = {"tokens": tokens, "ttft": ttft, "rate": tokens / ttft * 1e3}
     if values["rate"] > limit:
-        yield broken(run, "prefix_cache", "suspect", "compute", **values)
+        yield misfit(run, "prefix_cache", "suspect", "compute", **values)
     elif tpot and tokens >= LONG and ttft < OF_A_STEP * tpot and not run.parallelism.disaggregated:
-        yield broken(run, "prefix_cache", "suspect", "step", steps=ttft / tpot, tpot=tpot, **values)
+        yield misfit(run, "prefix_cache", "suspect", "step", steps=ttft / tpot, tpot=tpot, **values)
 
 
 def layout(run: ServingRun) -> Iterator[Finding]:
-    """Impossible parallelism, and ranges of lengths whose shortest is a multiple of the longest."""
+    """Impossible parallelism, and ranges of lengths whose shortest is above the longest."""
     degrees = run.parallelism.model_dump(include={"tp", "pp", "dp", "ep"}, exclude_none=True)
     for name, degree in degrees.items():
         if degree < 1 or (run.gpus and degree > run.gpus):

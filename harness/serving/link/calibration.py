@@ -112,8 +112,7 @@ def learnt(start: Normal, systems: Mapping[str, Sequence[Equations]], start_weig
     return prior
 
 
-# The distributions from which `learnt` starts: our guess before any measurement. They count as START_WEIGHT
-# systems.
+# Our guess before any measurement, from which `learnt` starts. It counts as START_WEIGHT systems.
 START_TPOT = Normal.from_deviations((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
 START_TTFT = Normal.from_deviations((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
 START_WEIGHT = 3.0
@@ -188,23 +187,15 @@ class Value:
 
 @dataclass(frozen=True)
 class Served:
-    """What a client would see.
+    """What a client would see, and times in the server."""
 
-    tpot, ttft: in ms; ttft is that after the first wave, which the median shows
-    ttft_mean:  in ms, over the whole run
-    output:     tokens/s of the instance
-    decode_ms:  time of a decode step in the server
-    stall_ms:   time of other requests' prefills in the server, for each token
-    prefill_ms: time of the prefill of one prompt in the server
-    """
-
-    tpot: Value
-    ttft: Value
-    ttft_mean: Value
-    output: Value
-    decode_ms: float
-    stall_ms: float
-    prefill_ms: float
+    tpot: Value  # ms
+    ttft: Value  # ms, after the first wave, which the median shows
+    ttft_mean: Value  # ms, over the whole run
+    output: Value  # tokens/s of the instance
+    decode_ms: float  # of a decode step
+    stall_ms: float  # of other requests' prefills, for each token
+    prefill_ms: float  # of the prefill of one prompt
     features: Features
 
 
@@ -218,10 +209,7 @@ class Constants:
     ttft_scatter: float = TTFT_SCATTER
 
     def with_unsure_accept_length(self, deviation: float) -> Constants:
-        """These constants for predictions that guess the accept length.
-
-        deviation: that of the logarithm of the accept length; 0 if the length is known
-        """
+        """These constants for a guessed accept length. deviation: of its logarithm; 0 if it is known"""
         if not deviation:
             return self
         # TPOT is (a + k * decode) / accept length + p * stall: an error of the length is one of a and k.

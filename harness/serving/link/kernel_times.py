@@ -55,8 +55,8 @@ class Surface:
 
     def us_at(self, size: float, *others: float) -> float:
         """The time at these sizes. Below the least of a size it is the time at the least. Beyond the largest
-        it grows in proportion to the size, as more work of the same kind does, but over the last size as the
-        curve does over its last factor of 1.6."""
+        it grows in proportion to the size, as more work of the same kind does. Along the curve, so over the
+        last size, it grows there with the slope of the curve's end."""
         sizes = self.sizes
         if size <= sizes[0]:
             return self._us(0, others)
@@ -72,8 +72,8 @@ class Surface:
         return self.surfaces[index].us_at(*others) if others else self.times_us[index]
 
     def _slope(self) -> float:
-        """The slope at the end of a curve, in logarithms; 1 if it has one point."""
-        least = self.sizes[-1] / math.exp(0.5)  # a factor of 1.6 below the end
+        """The slope of a curve over its last factor of 1.6, in logarithms; 1 if it has one point."""
+        least = self.sizes[-1] / math.exp(0.5)
         before = max((i for i, size in enumerate(self.sizes) if size < least), default=0)
         run = math.log(self.sizes[-1] / self.sizes[before])
         return math.log(self.times_us[-1] / self.times_us[before]) / run if run else 1.0
@@ -107,9 +107,10 @@ SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # a set of tables of one may have files of the other
 PLAUSIBLE_TFLOPS = (3.0, 20_000.0)  # of a large product; outside of this range the unit is not milliseconds
 LAUNCH_US = 3.0
-# Times of a kernel are left out if those of JUDGED_ROWS rows are over SLOWEST times that of a launch and of
-# reading the weights: they are the host's (vLLM 0.24's FP8 products), or no engine runs this kernel (MoE).
-JUDGED_ROWS, SLOWEST = 64, 10.0
+# FP8 products and experts are judged by their times at JUDGED_TOKENS tokens. If these take over SLOWEST times
+# as long as a launch and reading the weights, the whole table is left out: the host was timed (vLLM 0.24's
+# FP8 products), or a kernel that no engine runs (MoE).
+JUDGED_TOKENS, SLOWEST = 64, 10.0
 # Sizes of DeepSeek-R1: of its hidden state and its experts; of heads; and of absorbed attention over the
 # latent cache, of queries and keys and of values.
 HIDDEN, EXPERTS, TOP_K, EXPERT_WIDTH = 7168, 256, 8, 2048
@@ -221,11 +222,10 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, rows: Mapping[str, list[Row]]) -> Tables:
-    """The tables with the label that most files have: device, framework and version. Raises UsageError for
-    several machines or engines."""
+    """The tables with the label that most files have. Raises UsageError for several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
-    labels: dict[str, list[tuple[str, str, str]]] = {}  # by file
+    labels: dict[str, list[tuple[str, str, str]]] = {}  # by file: device, framework and version
     for stem, of_file in rows.items():
         labels[stem] = sorted({(row["device"], row["framework"], row["version"]) for row in of_file})
     # Some sets of other engines have the all-reduce of TensorRT-LLM, whose labels do not count.
@@ -237,7 +237,7 @@ def _labelled(folder: Path, rows: Mapping[str, list[Row]]) -> Tables:
         names = "; ".join(map(" ".join, every))
         raise UsageError(f"tables in {folder} are of more than one machine or engine: {names}")
     device, engine, version = statistics.mode(own or every)
-    if folder.name in {version for _, _, version in own}:
+    if folder.name in {version for _, _, version in own}:  # a folder of the set is named by its version
         version = folder.name
     source = folder.name if folder.parent == TABLES else str(folder)
     notes = [
@@ -284,8 +284,8 @@ def _without_slow(tables: Tables) -> Tables:
         factors = [factor for row in rows.get(stem, ()) if (factor := _slowness(row, tbps))]
         if factors and (median := statistics.median_high(factors)) > SLOWEST:
             rows[stem] = [row for row in rows[stem] if _is_bf16(row)]
-            what = f"{kind} of {JUDGED_ROWS} rows take {median:.0f} times what reading their weights takes"
-            notes.append(f"{tables.source}: {what}: left out")
+            slow = f"of {JUDGED_TOKENS} tokens take {median:.0f} times what reading their weights takes"
+            notes.append(f"{tables.source}: {kind} {slow}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
 
 
@@ -307,9 +307,9 @@ def _is_bf16(row: Row) -> bool:
 
 def _slowness(row: Row, tbps: float) -> float:
     """The time of a row over that of reading its weights and a launch; 0 for rows that are not judged."""
-    if row.get("gemm_dtype") == "fp8_block" and row["m"] == JUDGED_ROWS:
+    if row.get("gemm_dtype") == "fp8_block" and row["m"] == JUDGED_TOKENS:
         weight_bytes = row["n"] * row["k"]
-    elif row.get("num_tokens") == JUDGED_ROWS and row.get("moe_ep_size") == 1:
+    elif row.get("num_tokens") == JUDGED_TOKENS and row.get("moe_ep_size") == 1:
         weight_bytes = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"] * row["num_experts"]
     else:
         return 0.0
@@ -331,28 +331,25 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
             continue
         op = file["op"]
         known = entries(engine, op, data_sheet(hardware).get("arch", "")) if engine in engines() else ()
-        run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
-        run_words = {word for row in run for word in kernel_words(row)}
-        if not run_words:
+        implementations = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
+        words = {word for name in implementations for word in kernel_words(name)}
+        if not words:
             notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
             continue
         sources = {row["kernel_source"] for row in of_op}
-        run_sources = {name for name in sources if kernel_words(name) & run_words}
-        # A name without such a word may be of any kernel.
-        left_out = {name for name in sources - run_sources if kernel_words(name)}
+        of_the_engine = {source for source in sources if kernel_words(source) & words}
+        left_out = {source for source in sources - of_the_engine if kernel_words(source)}
         if not left_out:
             continue
-        if not run_sources:  # Beside other kernels alone, a name without such a word is of another one, too.
+        # A source without any word may be of the engine's kernel, unless the table has none of that kernel.
+        if not of_the_engine:
             left_out = sources
         kept = [row for row in rows[stem] if _is_bf16(row) or row["kernel_source"] not in left_out]
         count = len(rows[stem]) - len(kept)
         rows[stem] = kept
         those = f"{count} of {len(of_op)} times of {op} are of {', '.join(sorted(left_out))}"
-        notes.append(f"{those}, the engine runs {' or '.join(run)}: left out")
+        notes.append(f"{those}, the engine runs {' or '.join(implementations)}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
-
-
-# Files of a set
 
 
 def table_files(folder: Path) -> dict[str, Path]:
@@ -479,7 +476,7 @@ def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
         and (cell["boundary"], cell["launch"]) in PREFERRED
     ]  # fmt: skip
     best: dict[Key, dict[tuple[float, ...], float]] = {}
-    for cell in sorted(usable, key=rank, reverse=True):  # the best replaces others
+    for cell in sorted(usable, key=rank, reverse=True):  # the best comes last, and replaces the others
         sizes = {"q": "1"} | dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
         fixed_names, interpolated_names = AXES[cell["op"]]
         fixed = (sizes.get(name, "0") for name in fixed_names)
@@ -541,13 +538,13 @@ class AssumedTables(Tables):
     def notes_on_fits(self) -> list[str]:
         """What the data sheets do not give, with what it was fitted to; a line for each source of fits."""
         step_us, token_us = self.between_us
-        of_points = [
+        fits = [
             (self.slower_mla, "mla_decode x {:g}"),
             (step_us / 1e3, "{:g} ms a step"),
             (self.block_of_k_us, "FP8 products at least {:g} us for each 128 of k"),
             (token_us, "{:.0f} us a token"),
         ]
-        known = [form.format(value) for value, form in of_points if value]
+        known = [form.format(value) for value, form in fits if value]
         lines = [f"fitted to MI325X with SGLang: {', '.join(known)}"] if known else []
         if self.fp8_factor:
             lines.append(f"fitted to AITER's own times: FP8 products x {self.fp8_factor:g}")

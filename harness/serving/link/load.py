@@ -39,8 +39,7 @@ DRAIN = 0.4
 would be 0 if all requests ended together, and 0.5 if their ends were spread evenly."""
 WARM_FROM = {"trtllm": 8192}
 """Engines that warm up with a long prompt, and the length from which on a prompt finds its kernels compiled.
-With TensorRT-LLM InferenceX's first wave of 8192 tokens takes little more than its prefills, that of 1024
-tokens takes 1 to 4 s more."""
+InferenceX's first wave of 1024 tokens takes TensorRT-LLM 1 to 4 s beside its prefills, of 8192 hardly any."""
 
 
 @dataclass(frozen=True)
@@ -128,17 +127,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelSums:
-    """The kernel times of a load.
-
-    capacity: requests of the load that the cache holds; infinite if the memory is not known
-    cold:     how cold the server is for the first wave, 0 to 1
-    """
+    """The kernel times of a load."""
 
     load: Load
     decode: Phase
     prefill: Phase
-    capacity: float = math.inf
-    cold: float = 0.0
+    capacity: float = math.inf  # requests of the load that the cache holds; inf: the memory is not known
+    cold: float = 0.0  # how cold the server is for the first wave, 0 to 1
 
 
 @functools.cache
@@ -153,11 +148,14 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
                 f"no request of {load.mean_context:.0f} tokens fits: weights take "
                 f"{structure.weights_gb:.1f} GB of each GPU's {memory_gb:.1f}"
             )
-    q, context, isl = 1 + structure.drafts, load.mean_context, load.mean_isl  # q: query tokens of a sequence
+    query_tokens = 1 + structure.drafts  # of a sequence in a decode step
+    context, isl = load.mean_context, load.mean_isl
     chunks = math.ceil(isl / load.prefill_tokens)  # prefill steps of one prompt
     batches = _grid(min(float(load.concurrency), capacity))
     prompts = _grid(min(load.prompts_per_step, float(load.concurrency)))
-    decode_steps = [StepLoad(q * batch, batch, context, q) for batch in batches.tolist()]
+    decode_steps = [
+        StepLoad(query_tokens * batch, batch, context, query_tokens) for batch in batches.tolist()
+    ]
     prefill_steps = [StepLoad(count * isl / chunks, count, isl) for count in prompts.tolist()]
     decode_us = [[term.calls * term.time(step) for step in decode_steps] for term in structure.decode]
     prefill_us = []
@@ -177,15 +175,15 @@ def _grid(most: float) -> Array:
 
 @dataclass(frozen=True)
 class Features:
-    """What the constants are multiplied with, and the times that have no constant, at a given TPOT and TTFT.
+    """What the constants are multiplied with, and the waits that are added to TTFT, at a given TPOT and TTFT.
 
-    tpot:            for a, k and p: 1 and the ms of a decode step, each over the accept length; ms of stall
-    steady:          for h, q, `cold` and `each` in the TTFT after the first wave, which is a client's median
-    mean:            for the same constants in the TTFT over the whole run
-    waiting_ms:      in the steady TTFT: for the end of a decode step, and for memory
-    mean_waiting_ms: in the TTFT over the whole run
-    batch:           requests that decode together
-    queue_ms:        the part of waiting_ms that is for memory
+    TPOT = tpot . [a, k, p]. The steady TTFT, which comes after the first wave and is a client's median, is
+    steady . [h, q, cold, each] + waiting_ms. The mean TTFT of the whole run has `mean` and `mean_waiting_ms`.
+
+    tpot:       [1, ms of a decode step, ms of stall], the first two over the accept length
+    waiting_ms: for the end of a decode step, and for memory
+    batch:      requests that decode together
+    queue_ms:   the part of waiting_ms that is for memory
     """
 
     tpot: Array
@@ -198,7 +196,8 @@ class Features:
 
 
 def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
-    """The features at a TPOT and a steady TTFT. What this TTFT lacks of the wait for memory is `queue_ms`."""
+    """The features at a TPOT and a steady TTFT. If more requests would decode with this TTFT than the cache
+    holds, they wait for memory: `queue_ms` is the wait that must be added to the TTFT."""
     load = sums.load
     concurrency, waves = load.concurrency, load.waves
     accepted = load.accept_length or 1.0
@@ -247,7 +246,7 @@ def settled_features(sums: KernelSums, tpot_constants: Array, ttft_constants: Ar
     HarnessError if the iteration does not converge."""
     least_ms = 0.05 * sums.decode.ms(1)  # TPOT stays above this, because `a` may be negative
     tpot_ms = max(float(tpot_constants @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least_ms)
-    ttft_ms = 0.0  # without the wait for memory, which `features` finds
+    ttft_ms = 0.0  # without the wait for memory, so that `queue_ms` is all of it
     for _ in range(MAX_ITERATIONS):
         at_these = features(sums, tpot_ms, ttft_ms)
         new_tpot_ms = max(float(at_these.tpot @ tpot_constants), least_ms)

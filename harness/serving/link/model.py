@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
-from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
+from harness.serving.compare.identity import UNKNOWN, Setting, differences, in_words, length, with_engine
 from harness.serving.link import kernel_times
 from harness.serving.link.calibration import PRIOR, T90, Constants, ModelledPoint, Point, Served
 from harness.serving.link.kernel_times import MeasuredTimes, Tables
@@ -30,8 +30,7 @@ SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
 """By number of drafts, the least and the largest published accept length of R1 and V3: DeepSeek-V3's report,
-SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give
-others."""
+SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens give others."""
 UNSAID_DEVIATION = 0.7
 """Deviation of the logarithm of an accept length that the points do not say. InferenceX's and ATOM's own
 runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""
@@ -173,7 +172,7 @@ def accept_length_of(system: System) -> tuple[float, list[str]]:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
     if system.calibrate:
-        note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
+        note = "the points do not tell it; predictions hold for one like theirs"
     else:
         error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
         note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
@@ -181,7 +180,8 @@ def accept_length_of(system: System) -> tuple[float, list[str]]:
 
 
 def accept_length_deviation(system: System, *, calibrated: bool) -> float:
-    """Deviation of the logarithm of the accept length; 0 if it is known."""
+    """Deviation of the logarithm of the accept length; 0 if it is known. Points that do not tell it may have
+    any (`calibrated`); without points it is a published one."""
     if not system.drafts or system.accept_length is not None:
         return 0.0
     low, high = ACCEPTED.get(system.drafts, (1.0, 1.0))
@@ -269,9 +269,6 @@ def _require_same(hardware: str, engine: str, tables: Tables, own: MeasuredTimes
         raise UsageError(f"{why}: give --engine {engine_name(tables.engine)}, or tables of {engine}")
 
 
-# A user's own points
-
-
 def own_points(
     runs: Sequence[ServingRun], setting: Setting, *, engine_given: bool
 ) -> tuple[tuple[Point, ...], list[str]]:
@@ -290,7 +287,7 @@ def own_points(
     for run in runs:
         notes += [f"{run.id}: {finding.message}" for finding in run.findings if finding.severity != "note"]
         has_same_layers = SAME_LAYERS.fullmatch(model_name(run.model))
-        # The setting has no load. That of the run is expected, except that it must be a closed loop.
+        # The setting has no load, so that any is right, except that it must be a closed loop (no rate).
         expected = setting.model_copy(update={
             "workload": run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
             "model": run.model if has_same_layers else setting.model,
@@ -324,7 +321,7 @@ def _require_calibrating(run: ServingRun, expected: Setting) -> None:
         hint = "; --engine says it where a file is wrong" if "engine" in names else ""
         if "speculative decoding" in names and not drafts:
             hint = "; --drafts N says how many tokens a step drafts"
-        raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+        raise UsageError(f"{run.id} does not calibrate this: {in_words(unlike)}{hint}")
     if run.accept_length and not 1 <= run.accept_length <= 1 + drafts:
         why = f"accept length {run.accept_length:.3g} with --drafts {drafts}"
         raise UsageError(f"{run.id} does not calibrate this: {why}")
@@ -356,10 +353,11 @@ def point_of(run: ServingRun) -> Point:
     osl = (length(run, "output") or 0) * to_longest or asked.longest_output_len
     concurrency, tpot_ms, ttft_ms = asked.concurrency, run.value("tpot", "mean"), run.value("ttft", "mean")
     flaws = [finding.message for finding in run.findings if finding.severity != "note"]
-    if not (isl and osl and concurrency and tpot_ms and (ttft_ms or not flaws)):
-        # A point may do without a TTFT that was not reported, but not without one that was left out as wrong.
+    # A point may do without a TTFT that was not reported, but not without one that was left out as wrong.
+    has_needed_ttft = bool(ttft_ms) or not flaws
+    if not (isl and osl and concurrency and tpot_ms and has_needed_ttft):
         said = {"input length": isl, "output length": osl, "concurrency": concurrency}
-        said |= {"mean TPOT": tpot_ms, "mean TTFT": ttft_ms or not flaws}
+        said |= {"mean TPOT": tpot_ms, "mean TTFT": has_needed_ttft}
         lacking = ", ".join(name for name, value in said.items() if not value)
         why = f"; {flaws[0]}" if flaws else ""
         raise UsageError(f"{run.id} does not say its {lacking}: cannot calibrate{why}")

@@ -37,8 +37,7 @@ SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
-    """The phases that a change touches: the name of each, the phase, and the indices of the touched terms.
-    Raises UsageError if it touches none."""
+    """Of each phase that a change touches its name, the phase, and the touched terms. Raises UsageError."""
     phases = {"decode": sums.decode, "prefill": sums.prefill}
     if change.phase != "both":
         phases = {change.phase: phases[change.phase]}
@@ -62,8 +61,8 @@ def applied(
     in_server: by phase, the factor between a kernel's time in the server and alone
 
     A saving in us is measured in the server, so it is divided by that factor. If it is more than nine tenths
-    of the kernel's modelled time, the server was slower than the model before the change. Then `sums` are
-    taken for the state after it, and the state before is slower by the saving.
+    of the kernel's modelled time, the server before the change was slower than the model. Then `sums` are of
+    the state after the change, and the state before it is slower by the saving.
     """
     before = after = sums
     notes = []
@@ -92,20 +91,14 @@ def _with_times(sums: KernelSums, name: str, terms: list[int], speedup: float, a
 
 @dataclass(frozen=True)
 class Share:
-    """The part of one kernel in TPOT.
-
-    calls:     in a step
-    decode_ms: its time in decode steps
-    stall_ms:  its time in the prefills of other requests, which stall decoding
-    share:     of TPOT
-    """
+    """The part of one kernel in TPOT."""
 
     name: str
     origin: str
-    calls: int
-    decode_ms: float
-    stall_ms: float
-    share: float
+    calls: int  # in a step
+    decode_ms: float  # in a decode step
+    stall_ms: float  # in the prefills of other requests, which stall decoding; for each token
+    share: float  # of TPOT
 
 
 @dataclass(frozen=True)
@@ -160,9 +153,10 @@ def outlook(link: Link, load: Load) -> Outlook:
     settled = served.features
     steps_per_token, _, _ = settled.tpot.tolist()
     accepted = 1 / steps_per_token
-    stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)  # of a token, in prefills of one prompt alone
+    # The stall of a token, as the number of prefills of one prompt whose kernels take as long alone.
+    prefills = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
     decode_us = sums.decode.us_at(settled.batch) * link.in_server["decode"]
-    stall_us = sums.prefill.us_at(1.0) * stall
+    stall_us = sums.prefill.us_at(1.0) * prefills
     decode_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.decode.terms, decode_us, strict=True)}
     stall_ms = {term.name: float(us) / 1e3 for term, us in zip(sums.prefill.terms, stall_us, strict=True)}
     terms = {term.name: term for term in (*sums.prefill.terms, *sums.decode.terms)}
@@ -230,7 +224,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
         ratio = math.exp(T90 * deviation)
         return np.array([of_effect * (1 / ratio - 1), of_effect * (ratio - 1)])
 
-    reaches: list[Array] = []  # of each source, [2, QUANTITIES]
+    reaches: list[Array] = []  # from the effect to both ends of its interval, by source
     of_factors = np.zeros(len(QUANTITIES))  # the effect of the changes that are given as a factor
     for change in changes:
         alone = effect(change)
@@ -248,7 +242,7 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
     k = TPOT_CONSTANTS.index("k")
     k_deviation = float(link.constants.tpot.deviation[k] / link.constants.tpot.mean[k])
     reaches.append(reach(of_factors, k_deviation))
-    below = np.minimum(np.min(reaches, axis=1), 0.0)  # [sources, QUANTITIES]
+    below = np.minimum(np.min(reaches, axis=1), 0.0)  # the lower end, [sources, QUANTITIES]
     above = np.maximum(np.max(reaches, axis=1), 0.0)
     return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
 
@@ -290,10 +284,7 @@ def _factor(tpot_ms: Callable[[float], float], target_ms: float) -> float:
 
 
 def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
-    """What changes are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output ...`.
-
-    what_if: the changes as the user wrote them
-    """
+    """What changes are worth: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0) ...`. what_if: the user's words"""
     effects = {change.quantity: change_in_per_cent(change) for change in changes}
     shown = [f"{name} {effects[quantity]}" for quantity, name in SHOWN.items() if quantity in effects]
     return f"{', '.join(what_if)}: {', '.join(shown)}, at concurrency {concurrency}"

@@ -33,26 +33,20 @@ BALANCED = "balanced"  # the tables' name of a distribution of tokens over exper
 Origin = Literal["measured", "table", "regression", "assumed"]
 """Where a time comes from. `regression`: from a table of another form of the kernel, scaled by the work."""
 SLOWEST_OF_8 = 1.42  # the largest of 8 normal variables exceeds their mean by so many deviations
-# Some experts are chosen more often. Under expert parallelism the busiest rank takes so many times as long as
-# with an even choice: the median of power law over balanced, at moe_ep_size 8 and 3072 to 16384 tokens.
+# Some experts are chosen more often, so that the busiest rank of expert parallelism takes longer by a factor:
+# the median of the tables' `power_law` over `balanced` times, at moe_ep_size 8 and 3072 to 16384 tokens.
 BUSIEST = 1.2
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """The load of one step.
+    """The load of one step."""
 
-    tokens:       rows of the linears
-    batch:        sequences
-    context:      cached tokens of each sequence in decode; tokens of its prompt in prefill
-    query_tokens: of each sequence in decode: 1 + drafts if it verifies drafts
-    """
-
-    tokens: float
-    batch: float
-    context: float
-    query_tokens: int = 1
+    tokens: float  # rows of the linears
+    batch: float  # sequences
+    context: float  # cached tokens of each sequence in decode; tokens of its prompt in prefill
+    query_tokens: int = 1  # of each sequence in decode: 1 + drafts if it verifies drafts
 
 
 @dataclass(frozen=True)
@@ -78,23 +72,16 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The terms of both phases.
-
-    weights_gb: weights of a rank
-    kv_bytes:   bytes of a token in the cache of a rank
-    source:     the tables, as messages name them
-    assumed:    ops whose times come from data sheets
-    drafts:     draft tokens of a sequence that a decode step makes and verifies
-    """
+    """The terms of both phases."""
 
     parallel: Parallel
     decode: tuple[Term, ...]
     prefill: tuple[Term, ...]
-    weights_gb: float
-    kv_bytes: int
-    source: str
-    assumed: tuple[str, ...] = ()
-    drafts: int = 0
+    weights_gb: float  # of a rank
+    kv_bytes: int  # of a token in the cache of a rank
+    source: str  # the tables, as messages name them
+    assumed: tuple[str, ...] = ()  # ops whose times come from data sheets
+    drafts: int = 0  # draft tokens of a sequence that a decode step makes and verifies
 
 
 def structure(
@@ -118,10 +105,10 @@ def structure(
         raise UsageError(
             f"ep{parallel.ep} is not modelled with tp{parallel.tp}; give ep{parallel.tp}, or none"
         )
-    decode, prefill = _terms(tables, parallel, kv, own or {}, 1 + drafts)
+    decode, prefill = _terms(tables, parallel, kv, 1 + drafts, own or {})
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
-        assumed_decode, assumed_prefill = _terms(assumed, parallel, kv, {}, 1)
+        assumed_decode, assumed_prefill = _terms(assumed, parallel, kv, 1 + drafts, own={})
         _require_all(assumed, parallel, [*assumed_decode, *assumed_prefill])
         decode, prefill = _filled(decode, assumed_decode), _filled(prefill, assumed_prefill)
     _require_all(tables, parallel, [*decode, *prefill])
@@ -142,7 +129,7 @@ def structure(
 
 
 def _terms(
-    tables: Tables, parallel: Parallel, kv: str, own: Surfaces, query_tokens: int
+    tables: Tables, parallel: Parallel, kv: str, query_tokens: int, own: Surfaces
 ) -> tuple[list[Term], list[Term]]:
     """The terms of decode and of prefill. Raises ValueError if the parallelism does not divide the sizes."""
     layers, heads = R1.num_hidden_layers, parallel.heads(R1)
@@ -176,14 +163,14 @@ def _both_phases(tables: Tables, parallel: Parallel, shared_is_fused: bool, own:
         return shared_expert_factor(load.tokens) if shared_is_fused else 1.0
 
     def experts_us(load: StepLoad) -> float:
-        return routed(tables, load.tokens, tp, ep) * shared_factor(load)
+        return routed_us(tables, load.tokens, tp, ep) * shared_factor(load)
 
     experts = Term("fused_moe", layers - R1.first_k_dense_replace, experts_us)
     sizes = (R1.n_routed_experts, R1.num_experts_per_tok, hidden, R1.moe_intermediate_size // tp, ep)
-    with_shared = (*sizes, R1.n_shared_experts if shared_is_fused else 0)
-    if (experts.op, with_shared) in own:
-        terms = [_own_first(own, experts, with_shared)]
-    else:  # Own runs may have timed the routed experts without the shared one.
+    as_called = (*sizes, R1.n_shared_experts if shared_is_fused else 0)
+    if (experts.op, as_called) in own:
+        terms = [_own_first(own, experts, as_called)]
+    else:  # Own runs may have timed the routed experts alone, without the shared one that is fused here.
         terms = [_own_first(own, experts, (*sizes, 0), shared_factor)]
     if parallel.tp > 1:
         terms.append(
@@ -219,8 +206,9 @@ def _decode_attention(tables: Tables, heads: int, kv: str, query_tokens: int, ow
 def _with_drafts(terms: Sequence[Term], parallel: Parallel, drafts: int) -> Iterator[Term]:
     """The terms of a decode step with the calls of the MTP layer. A term's time is the mean over its calls.
 
-    A step of SGLang (eagle_worker_v2.py) and of vLLM (llm_base_proposer.py) verifies 1 + drafts tokens. It
-    passes as many through the MTP layer for the first draft, then one token for each further draft.
+    A step of SGLang (eagle_worker_v2.py) and of vLLM (llm_base_proposer.py) verifies 1 + drafts tokens of a
+    sequence. Then each draft takes a pass through the MTP layer: the first pass has all of these tokens, each
+    further one has one token of a sequence. lm_head computes one token of a sequence in every pass.
     """
     lm_head = next(linear for linear in linears(R1, parallel) if linear.name == "lm_head")
     # The layer's product that joins hidden state and embedding is in no table. It takes the time of lm_head,
@@ -230,24 +218,24 @@ def _with_drafts(terms: Sequence[Term], parallel: Parallel, drafts: int) -> Iter
     def of_one_token(load: StepLoad) -> StepLoad:
         return replace(load, tokens=load.batch, query_tokens=1)
 
-    def further_us(term: Term, load: StepLoad) -> float:
-        """A call in each pass after the first."""
-        return (drafts - 1) * term.time(of_one_token(load))
+    def all_passes_us(term: Term, first: StepLoad) -> float:
+        """The time of one call in each pass. first: the load of the first pass"""
+        return term.time(first) + (drafts - 1) * term.time(of_one_token(first))
 
     def mean_us(term: Term, calls_of_pass: int, load: StepLoad) -> float:
         first = of_one_token(load) if term.part == "lm_head" else load
-        passes_us = calls_of_pass * (term.time(first) + further_us(term, load))
-        return (term.calls * term.time(load) + passes_us) / (term.calls + calls_of_pass * drafts)
+        total_us = term.calls * term.time(load) + calls_of_pass * all_passes_us(term, first)
+        return total_us / (term.calls + calls_of_pass * drafts)
 
-    def joining_us(head: Term, load: StepLoad) -> float:
-        return joining * (head.time(load) + further_us(head, load)) / drafts
+    def joining_us(lm_head: Term, load: StepLoad) -> float:
+        return joining * all_passes_us(lm_head, load) / drafts
 
     for term in terms:
-        is_head = term.part == "lm_head"  # it computes one token of a sequence in each pass
-        # Terms of the dense layers and of the host are not in the MTP layer.
-        calls = 1 if is_head else round(term.calls / R1.num_hidden_layers)
-        mean = functools.partial(mean_us, term, calls) if calls else term.time
-        yield replace(term, calls=term.calls + calls * drafts, time=mean)
+        is_head = term.part == "lm_head"
+        # The calls of one layer. Terms of the dense layers and of the host are not in the MTP layer.
+        calls_of_pass = 1 if is_head else round(term.calls / R1.num_hidden_layers)
+        mean = functools.partial(mean_us, term, calls_of_pass) if calls_of_pass else term.time
+        yield replace(term, calls=term.calls + calls_of_pass * drafts, time=mean)
         if is_head:
             yield replace(term, part="eh_proj", calls=drafts, time=functools.partial(joining_us, term))
 
@@ -316,8 +304,7 @@ def _is_missing(term: Term) -> bool:
 
 
 def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
-    """The terms; one without a time takes that of the assumed term of its name. The assumed time between
-    kernels is added."""
+    """The terms; one without a time has that of the assumed term of its name. An assumed `host` is added."""
     by_name = {term.name: term for term in assumed}
     filled = [
         replace(term, origin="assumed", time=by_name[term.name].time) if _is_missing(term) else term
@@ -360,7 +347,7 @@ def glue_us(load: StepLoad) -> float:
     return GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3
 
 
-def routed(tables: Tables, tokens: float, tp: int, ep: int) -> float:
+def routed_us(tables: Tables, tokens: float, tp: int, ep: int) -> float:
     """The time of the routed experts of one rank; under expert parallelism, of the slowest rank.
 
     Few tokens take the time in which the weights of the experts that they hit are read. In the tables'
@@ -371,11 +358,12 @@ def routed(tables: Tables, tokens: float, tp: int, ep: int) -> float:
     if distributions and BALANCED not in distributions:
         return tables.moe(tokens, tp, ep, distributions[0])
     all_hit = R1.n_routed_experts / R1.num_experts_per_tok  # balanced tokens that hit every expert
-    share = experts_hit(tokens) / R1.n_routed_experts
+    share_hit = experts_hit(tokens) / R1.n_routed_experts
     if ep > 1:
-        deviation = math.sqrt(share * (1 - share) / (R1.n_routed_experts / ep))  # over the ranks
-        share = min(share + SLOWEST_OF_8 * deviation, 1.0)
-    us = tables.moe(share * all_hit, tp, ep, BALANCED) * (BUSIEST if ep > 1 else 1.0)
+        deviation = math.sqrt(share_hit * (1 - share_hit) / (R1.n_routed_experts / ep))  # over the ranks
+        share_hit = min(share_hit + SLOWEST_OF_8 * deviation, 1.0)
+    balanced_tokens = share_hit * all_hit
+    us = tables.moe(balanced_tokens, tp, ep, BALANCED) * (BUSIEST if ep > 1 else 1.0)
     if tokens <= all_hit:
         return us
     return us * tables.moe(tokens, tp, ep, BALANCED) / tables.moe(all_hit, tp, ep, BALANCED)

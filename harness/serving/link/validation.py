@@ -69,8 +69,7 @@ def stored_series() -> tuple[Series, ...]:
 
 
 def _series(document: JsonObject, entry: JsonObject) -> Series:
-    """A series of a document. A point has what its series says of all points, and the series what the
-    document says of all series."""
+    """A series of a document. A document's values hold for all its series, theirs for all their points."""
     of_series = document | entry
     system = System(**{name: of_series[name] for name in System.__dataclass_fields__ if name in of_series})
     points = []
@@ -139,30 +138,23 @@ class Validation:
     servers: tuple[PredictedServer, ...]
     prior: Constants
 
-    @property
-    def together(self) -> PredictedServer:
-        """All servers without drafts, except those left out."""
-        return self._all("all", speculate=False)
-
-    @property
-    def with_drafts(self) -> PredictedServer:
-        return self._all("all with drafts", speculate=True)
-
-    def _all(self, name: str, *, speculate: bool) -> PredictedServer:
-        servers = [
-            server for server in self.servers if not server.left_out and bool(server.drafts) == speculate
-        ]
+    def together(self, *, drafts: bool) -> PredictedServer:
+        """All servers with or without drafts, except those left out."""
+        servers = [server for server in self.servers if not server.left_out and bool(server.drafts) == drafts]
+        name = "all with drafts" if drafts else "all"
         return PredictedServer(name, tuple(row for server in servers for row in server.rows))
 
     @property
     def holds(self) -> bool:
         """Whether TPOT is as near as the documents promise, over all servers together."""
         checks = [
-            (self.together, UNCALIBRATED, math.inf), (self.together, ON_TWO, math.inf),
-            (self.together, ON_SHORTEST, MOST_ERROR), (self.with_drafts, ON_TWO, MOST_ERROR_DRAFTS),
-        ]  # fmt: skip
-        for servers, mode, most in checks:
-            errors = servers.errors(mode, "TPOT")
+            (False, UNCALIBRATED, math.inf),
+            (False, ON_TWO, math.inf),
+            (False, ON_SHORTEST, MOST_ERROR),
+            (True, ON_TWO, MOST_ERROR_DRAFTS),
+        ]
+        for drafts, mode, most in checks:
+            errors = self.together(drafts=drafts).errors(mode, "TPOT")
             if errors and (errors.mean > most or errors.covered < LEAST_INSIDE * errors.points):
                 return False
         return True
@@ -220,8 +212,8 @@ def _rows(of_server: dict[Series, list[ModelledPoint]], prior: Constants) -> Ite
     for mode, fit in fits.items():
         deviation = accept_length_deviation(shortest.system, calibrated=bool(fit))
         constants = prior.with_unsure_accept_length(deviation).fitted(fit)
-        # A calibrated server's points at the shortest lengths are not predicted. With drafts there are few
-        # points, so that those which calibrate nothing are.
+        # Of a calibrated server no point at the shortest lengths is predicted, so that both calibrations
+        # predict the same points. With drafts there are too few for that.
         unpredicted = of_server[shortest] if fit and not shortest.system.drafts else fit
         for series, points in of_server.items():
             for modelled in points:

@@ -33,8 +33,8 @@ BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}  # of o
 
 
 class Rank:
-    """The canonical operands of each place, one set for each layer. Activations flow from place to place in
-    buffers that all arms share. An implementation packs its weights once, whatever the arm.
+    """A rank: the canonical operands of each place, one set for each layer. Activations flow from place to
+    place in buffers that all arms share. An implementation packs its weights once, whatever the arm.
 
     Each public method is one request of the parent; arguments and answers are plain values.
     """
@@ -60,12 +60,11 @@ class Rank:
         sizes = op.sizes({**self.step.sizes(place), **op.defaults(self.arch)})
         seeds = Seeds(stationary=1000 * self.seed + place.layer, live=place.layer)
         operands = op.operands(sizes, seeds, self.device, BOUNDARY.get(place.op, "core"))
-        return self.flow.joined(place, operands)
+        return self.flow.with_buffers(place, operands)
 
     def prepare(self, arm: str, chosen: dict[str, str]) -> None:
-        """Binds the places of the step, and on a GPU records them into one graph. Raises Unsupported if one
-        cannot be used, ArithmeticError if the step gives no numbers. chosen: `op` or `op:place` to
-        implementation"""
+        """Binds the places of the step, and on a GPU records them into one graph. chosen: as in the parent's
+        Arms. Raises Unsupported if one cannot be used, ArithmeticError if the step gives no numbers."""
         bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
         calls = self.calls[arm] = self.flow.calls(bound, self.places)
         for call in calls:
@@ -96,12 +95,13 @@ class Rank:
     def alone(self, place: str, arms: Sequence[str], samples: int, at_least: float) -> dict[str, float]:
         """For each arm the seconds of all layers' calls of a place, made one after another and launched as
         the step is. It is the median of so many samples, between which the arms alternate."""
-        numbers = [number for number, known in enumerate(self.places) if known.name == place]
-        programs = {arm: self.timer.program([self.calls[arm][i] for i in numbers]) for arm in arms}
+        in_layers = [i for i, known in enumerate(self.places) if known.name == place]
+        programs = {arm: self.timer.program([self.calls[arm][i] for i in in_layers]) for arm in arms}
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(samples):
-            for arm, program in programs.items():  # a sample gives the mean of one call
-                seconds[arm].append(len(numbers) * self.timer.sample(program, at_least).seconds)
+            for arm, program in programs.items():
+                mean_call_s = self.timer.sample(program, at_least).seconds
+                seconds[arm].append(len(in_layers) * mean_call_s)
         return {arm: statistics.median(seconds[arm]) for arm in arms}
 
     def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:
@@ -128,8 +128,9 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Flow:
-    """The buffers that all arms share. The method with the name of a place of glue does one layer's part on
-    what the places before it left. Tensors that it allocates are not shared: they are in the arm's graph."""
+    """The glue, and the buffers that all arms share. Each place of glue has a method of its name, which
+    computes the glue of one layer from what the places before it left in buffers and attributes. Tensors that
+    a method allocates are not shared: they are in the arm's graph."""
 
     def __init__(self, step: ReplayStep, device: str, seed: int) -> None:
         self.step, self.device, self.model = step, device, step.model
@@ -161,7 +162,7 @@ class Flow:
             self.weights[name, layer] = self._normal(*shape, size=0.02)
         return self.weights[name, layer]
 
-    def joined(self, place: StepPlace, operands: Any) -> Any:
+    def with_buffers(self, place: StepPlace, operands: Any) -> Any:
         """The operands, with the step's own buffers as their live inputs."""
         inputs = {"qkv_a": self.normed, "q_b": self.q_latent, "o_proj": self.attended.flatten(1)}
         inputs |= {"dense gate_up": self.normed, "shared gate_up": self.normed}
@@ -186,7 +187,8 @@ class Flow:
         return calls
 
     def _op(self, bound: Prepared) -> Call:
-        """The bound call, after a copy of operands for which it reads other buffers than glue writes."""
+        """The bound call. Glue writes the canonical operands; if the implementation reads copies of some in
+        another layout, they are copied before the call."""
         live = bound.operands.live_tensors()
         copies = [
             (target, live[name])
@@ -213,7 +215,7 @@ class Flow:
         self.residual.copy_(self.embedded)
 
     def input_norm(self, bound: Bound, layer: int) -> None:
-        """The norm before a layer, or after the last: of the residual with the output of the one before."""
+        """The norm before a layer, or after the last one, with the output of the layer before added."""
         if not layer:
             self.norm(self.residual, self.normed)
         elif layer <= self.step.dense:
@@ -272,10 +274,11 @@ class Flow:
 
     def top_k(self, bound: Bound, layer: int) -> None:
         """The choice of experts is made for its time only: the routing's pattern says which experts run."""
-        self.choose_experts()
+        self._bound_router()
 
     @cached_property
-    def choose_experts(self) -> Call:
+    def _bound_router(self) -> Call:
+        """The router of the op, bound to the buffer of scores, which router() fills."""
         op, experts = kernels.OPS["fused_moe"], self.model.n_routed_experts
         sizes: Any = op.sizes(self.step.sizes(StepPlace(0, "fused_moe")))
         groups, limit = sizes.group_limit

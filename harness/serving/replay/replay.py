@@ -187,10 +187,8 @@ def plans(
     case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
     budget: str = "60s",
 ) -> Iterator[ReplayPlan]:  # fmt: skip
-    """One plan for each batch size, with an arm for each `swap`. Raises UsageError or NothingRan.
-
-    The arguments are the options of `serving replay`, as the user writes them.
-    """
+    """One plan for each batch size, with an arm for each `swap`, from the options of `serving replay` as the
+    user writes them. Raises UsageError or NothingRan."""
     budget_s = parse_seconds(budget, "--budget")
     try:
         config = named_model(model)
@@ -207,7 +205,7 @@ def plans(
         for requests in map(int, batch.split(",")):
             whole = ReplayStep(config, Parallel(tp=tp), requests, ctx, dense, moe, **sizes)
             for place in whole.op_places():
-                kernels.OPS[place.op].sizes(whole.sizes(place))  # for its ValueError
+                kernels.OPS[place.op].sizes(whole.sizes(place))  # raises ValueError for impossible ones
             arms = read_arms(whole, platform, base, swap)
             step = with_layers(whole, layers) if layers else fitted(whole, arms, platform)
             replayed = f"{step.dense} of {dense} dense and {step.moe} of {moe} MoE layers"
@@ -301,8 +299,7 @@ def fitted(step: ReplayStep, arms: Arms, platform: Platform) -> ReplayStep:
     if needed(step, arms) > room:
         larger = [tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp]
         fitting = [tp for tp in larger if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= room]
-        smaller = "take fewer --layers or --swap, a smaller --batch"
-        advice = f"--tp {fitting[0]} fits" if fitting else smaller
+        advice = f"--tp {fitting[0]} fits" if fitting else "take fewer --layers or --swap, a smaller --batch"
         raise NothingRan(
             f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
             f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {advice}"
@@ -333,26 +330,24 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         try:
             worker.hello(platform, threads, PREPARE_S)
             rounds, failed = _measured(plan, launch, worker, monitor)
-            differences = {}
+            differences = {}  # of arms with right outputs: by arm, then by swapped place
             for name in [name for name in plan.arms if name not in failed]:
                 chosen = plan.arms[name]
-                differences[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=chosen)
-                if apart := {place: off for place, off in differences[name].items() if not off <= ALIKE}:
-                    reason = f"wrong: its outputs differ from the base's: {apart}"
+                by_place = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=chosen)
+                # NaN is wrong, too.
+                if wrong := {place: off for place, off in by_place.items() if not off <= ALIKE}:
+                    reason = f"wrong: its outputs differ from the base's: {wrong}"
                     failed[name] = ReplayArm(chosen=chosen, failed=reason)
-            right = {name: places for name, places in differences.items() if name not in failed}
-            alone, notes = _alone(plan, right, worker)
+                else:
+                    differences[name] = by_place
+            alone, notes = _alone(plan, differences, worker)
         except WorkerFailure as failure:
             raise NothingRan(f"the step could not be replayed: {failure.reason}") from None
         finally:
             worker.kill()
     arms = {}
-    for name, chosen in plan.arms.items():
-        if name in right:
-            times = _times(plan.step, name, right[name], rounds, alone)
-            arms[name] = ReplayArm(chosen=chosen, **times)
-        else:  # one whose outputs are wrong has no time either
-            arms[name] = failed[name]
+    for name in plan.arms:
+        arms[name] = failed.get(name) or _timed_arm(plan, name, differences[name], rounds, alone)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
@@ -420,10 +415,10 @@ def _alone(
     return by_place, []
 
 
-def _times(
-    step: ReplayStep, name: str, difference: Mapping[str, float], rounds: Rounds, alone: Alone
-) -> dict[str, Any]:
-    """The times of an arm that has not failed, as fields of ReplayArm. difference: of its swapped places"""
+def _timed_arm(
+    plan: ReplayPlan, name: str, difference: Mapping[str, float], rounds: Rounds, alone: Alone
+) -> ReplayArm:
+    """An arm that has not failed, with its times. difference: of its swapped places"""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
     times["places_alone"] = {place: by_arm[name] for place, by_arm in alone.items() if name in by_arm}
     change = _timed(rounds, name, BASE)
@@ -431,14 +426,14 @@ def _times(
         times["change"] = change
         if alone:
             times["alone"] = sum(alone[place][name] - alone[place][BASE] for place in difference)
-        calls = [step.calls(place) for place in difference]  # the replayed step's, the whole model's
+        calls = [plan.step.calls(place) for place in difference]  # the replayed step's, the whole model's
         replayed, whole = sum(count for count, _ in calls), sum(count for _, count in calls)
         if replayed != whole:
             factor = whole / replayed
             low = None if change.low is None else factor * change.low
             high = None if change.high is None else factor * change.high
             times["whole"] = Timed(ms=factor * change.ms, low=low, high=high)
-    return times
+    return ReplayArm(chosen=plan.arms[name], **times)
 
 
 def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:

@@ -20,14 +20,13 @@ GEMM, MOE, MLA = "block_scale_gemm", "fused_moe", "mla_decode"
 OPS = (GEMM, MOE, MLA)  # op classes that are ops of the suite; places of the others are glue
 
 PARTS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("places.toml"))
-"""The parts of a step (`first`, `attention`, `dense_mlp`, `moe_mlp`, `last`), with the op class of each
-place in them."""
+"""The op class of each place of a part of the step: `first`, `attention`, `dense_mlp`, `moe_mlp`, `last`."""
 OP_CLASS = {place: op_class for part in PARTS.values() for place, op_class in part.items()}
 
 
 @dataclass(frozen=True)
 class StepPlace:
-    """One call of a step. layer: its number in the replayed rank"""
+    """A place of a step, at which one call is made. layer: its number in the replayed rank"""
 
     layer: int
     name: str

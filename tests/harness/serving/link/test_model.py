@@ -392,18 +392,19 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
         assert servers[name].errors(ON_SHORTEST, "TPOT").mean <= 0.06, name
         assert servers[name].errors(ON_TWO, "TPOT").mean <= 0.06, name
         assert servers[name].errors(ON_SHORTEST, "mean TTFT").mean <= 0.20, name
+    together = validation.together(drafts=False)
     for mode, quantity, width in (
         (UNCALIBRATED, "TPOT", 0.65), (ON_TWO, "TPOT", 0.30), (ON_SHORTEST, "TPOT", 0.26),
         (UNCALIBRATED, "throughput", 0.65), (ON_SHORTEST, "throughput", 0.26),
         (ON_SHORTEST, "mean TTFT", 0.95),
     ):  # fmt: skip
-        found = validation.together.errors(mode, quantity)
+        found = together.errors(mode, quantity)
         assert found.covered >= 0.85 * found.points and found.width <= width, (mode, quantity)
     assert validation.holds
-    drafted = validation.with_drafts.errors(ON_TWO, "TPOT")
+    drafted = validation.together(drafts=True).errors(ON_TWO, "TPOT")
     assert drafted.points == 20 and drafted.mean <= 0.1 and drafted.covered >= 0.85 * drafted.points
     names = {each.name for each in stored_series() if each.system.drafts}
-    assert names and not names & {row.series for row in validation.together.rows}
+    assert names and not names & {row.series for row in together.rows}
     assert sum(len(server.rows) for server in validation.servers if server.left_out) > 0
 
 

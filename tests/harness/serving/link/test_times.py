@@ -38,7 +38,7 @@ from harness.serving.link.structure import (
     StepLoad,
     experts_hit,
     plain_prefill,
-    routed,
+    routed_us,
     shared_expert_factor,
     structure,
 )
@@ -110,11 +110,11 @@ def test_tokens_hit_experts_and_balanced_ones_are_read_where_they_hit_as_many():
     assert experts_hit(1) == pytest.approx(8)
     assert experts_hit(32) == pytest.approx(256 * (1 - (31 / 32) ** 32))
     hit = experts_hit(16)
-    assert routed(H200, 16, 8, 1) == pytest.approx(H200.moe(hit / 8, 8, 1, "balanced"))
+    assert routed_us(H200, 16, 8, 1) == pytest.approx(H200.moe(hit / 8, 8, 1, "balanced"))
     # Tokens by tokens the balanced ones read more experts, and from far on none.
-    assert routed(H200, 32, 8, 1) < 0.8 * H200.moe(32, 8, 1, "balanced")
-    assert routed(H200, 4096, 8, 1) == pytest.approx(H200.moe(4096, 8, 1, "balanced"), rel=1e-3)
-    assert routed(H200, 4096, 1, 8) == pytest.approx(1.2 * H200.moe(4096, 1, 8, "balanced"), rel=1e-3)
+    assert routed_us(H200, 32, 8, 1) < 0.8 * H200.moe(32, 8, 1, "balanced")
+    assert routed_us(H200, 4096, 8, 1) == pytest.approx(H200.moe(4096, 8, 1, "balanced"), rel=1e-3)
+    assert routed_us(H200, 4096, 1, 8) == pytest.approx(1.2 * H200.moe(4096, 1, 8, "balanced"), rel=1e-3)
     times = {name: [H200.moe(n, 1, 8, name) for n in (3072, 4096, 6144, 8192, 12288, 16384)]
              for name in ("balanced", "power_law_1.01", "power_law_1.2")}  # fmt: skip
     skewed = [*times.values()][1:]
@@ -219,8 +219,8 @@ def test_the_shared_expert_is_sglangs_to_fuse(tmp_path):
 
 
 @pytest.mark.parametrize(("how", "left_out", "said"), [
-    ({"us": US | {"fp8_block": 300.0}}, "block_scale_gemm", "FP8 products of 64 rows take 63 times what"),
-    ({"us": US | {"moe": 3000.0}}, "fused_moe", "experts of 64 rows take 10 times what"),
+    ({"us": US | {"fp8_block": 300.0}}, "block_scale_gemm", "FP8 products of 64 tokens take 63 times what"),
+    ({"us": US | {"moe": 3000.0}}, "fused_moe", "experts of 64 tokens take 10 times what"),
     ({"framework": "VLLM"}, "mla_decode", "hold products beside attention: left out"),
     ({"device": "NVIDIA B200", "moe": [TRITON]}, "fused_moe", f"8 of 8 times of fused_moe are of {TRITON}"),
 ])  # fmt: skip

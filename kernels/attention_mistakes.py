@@ -51,8 +51,9 @@ class Arithmetic:
     round_total: Round = exact  # rounds the sum of the weights after each step
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
-    lazy: float = 0.0  # the maximum is not raised until a score exceeds it by more than this
-    # Blocks are taken in pairs. Where the second raises the maximum, weights of the first are rounded again.
+    lazy: float = 0.0  # the maximum is raised only where a score exceeds it by more than this
+    # Blocks are taken in pairs. The rounded weights of the first are scaled to the maximum of both before the
+    # second product, and rounded once more.
     pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
@@ -61,7 +62,7 @@ class Arithmetic:
     has_maximum: bool = True  # the maximum is subtracted from the scores
     rescales_result: bool = True  # the result is scaled down when the maximum rises
     rescales_total: bool = True  # the sum of the weights is scaled down when the maximum rises
-    delayed: bool = False  # the values of a step are multiplied with the weights of the step before
+    delayed: bool = False  # the values of a step are multiplied by the weights of the step before
 
 
 EXACT = Arithmetic(block=1 << 30, round_weights=exact)
@@ -93,7 +94,7 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
             next_highest = highest.maximum(scores_of_next.amax(-1, keepdim=True))
             next_rescale = how.exp2(base - finite(next_highest))
             rounded_again = how.round_weights(rounded * next_rescale)
-            # Undone here, because the next step applies it to the result. The clamp avoids a division by 0.
+            # Only the second rounding stays. The next step scales the result, so the scale is taken out here.
             rounded = torch.where(next_rescale > 0, rounded_again / next_rescale.clamp(min=1e-30), 0.0)
         if how.rescales_total:
             total = total * rescale

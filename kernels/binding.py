@@ -190,7 +190,7 @@ class Operator(Function):
         return None
 
 
-Taken = Symbol | tuple[Symbol, ...]
+Used = Symbol | tuple[Symbol, ...]
 """What a row uses of its library: a symbol, or the first of several that exists."""
 
 

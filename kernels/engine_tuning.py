@@ -69,8 +69,8 @@ class EngineTable:
     origin: str
     """Where `entry` comes from, as `origin_of` says it."""
     files: Mapping[str, Mapping[int, EngineEntry]]
-    """The files that the engine looks for, the main one first: by the name below its folder, the
-    configurations that the engine uses now, at the M of LADDER and at those of the table."""
+    """By the names of the files that the engine looks for, the main one first: by M, the configurations that
+    it uses now. The M are those of LADDER and of the table."""
 
 
 def _without_split(entry: EngineEntry) -> EngineEntry:

@@ -76,8 +76,8 @@ class Tolerance:
     """The same for all other calls. A truncation to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
-    It refuses a kernel of a format with one bit less. Each row of that errs as much as the worst row of a
-    right call, so `row` accepts it. Records call it `noise_limit`. It is not the noise of an A/A pair."""
+    Only this limit refuses a kernel that rounds to one bit less. Each row of its output errs no more than the
+    worst row of a right call. Records call it `noise_limit`. It is not the noise of an A/A pair."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ def affordable(
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
     order: the numbers of all rows, which have `width` elements each; a repeated one counts once
-    flops: returns what a row costs after those before it in `order`, which may have paid for its weights
+    flops: returns what a row costs. It is called in this order, so it may count shared weights only once
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -208,8 +208,9 @@ class Prepared:
         # no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What calls on further sets of operands use again: what the declaration's `stationary` returned. Of
-        a call that kernels/compose.py composed it is the inner Prepared, whose own has that."""
+        """What the declaration's `stationary` returned, which calls on further sets of operands use again."""
+        self.inner: Prepared | None = None
+        """The implementation's own call, if kernels/compose.py put steps of the suite before it."""
         self._call = call
         self._inputs = inputs
         self._after_load = after_load
@@ -239,12 +240,12 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """By name, the tensors with the live operands of `call`. `load` or an earlier kernel writes them."""
+        """By name, the tensors from which every later `call` reads live operands. The caller writes them."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """Those of `inputs` that the call reads now. A subclass whose `inputs` changes what the call reads,
-        such as DeepGEMM's, overrides this method, and leaves out operands that only `load` can write."""
+        """The canonical tensors that the call reads now; asking does not change the call. DeepGEMM's call
+        reads packed scales until it is asked for `inputs`. It overrides this method and leaves them out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -493,7 +494,7 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
         returned = kernel(operands, out)
         if callable(returned) or isinstance(returned, Prepared):
             return cast("Call | Prepared", returned)
-        # The kernel has computed the op already, so it is the call itself.
+        # The kernel returned no call: it has computed the output at once. So each timed call calls it.
         output: Any = None  # what the last call returned
 
         def call() -> None:
@@ -513,7 +514,7 @@ def _check_parameters(
     function: Any, parameters: tuple[str, ...], source: str, follow_wrapped: bool = True
 ) -> None:
     """Raises TypeError where a function does not take these arguments by position. follow_wrapped: whether
-    the function that it wraps (functools.wraps) must take them, as a call may fill in arguments of that"""
+    to ask the function that it wraps (functools.wraps), which a wrapper may call with more arguments"""
     try:
         inspect.signature(function, follow_wrapped=follow_wrapped).bind(*parameters)
     except TypeError:

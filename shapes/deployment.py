@@ -11,7 +11,7 @@ from shapes.bins import DecodeBin, PrefillBin, TokenBin, decode_bins, prefill_bi
 from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, PROMPTS
 from shapes.cases.mla_decode import sweep_ctx
-from shapes.experts import fused_moe_sizes, place_of_experts, rows
+from shapes.experts import fused_moe_sizes, place_of_experts, rows_on_rank
 from shapes.linears import Linear, fp8_calls
 from shapes.models import ModelConfig
 from shapes.scheduler import Workload, simulate
@@ -39,8 +39,8 @@ class Deployment:
         return f"{self.model.name} {self.parallel.text}{cache}"
 
     def tokens_in_call(self, tokens: int, ranks: int) -> int:
-        """The tokens in a call of a linear that is split over so many ranks, if each DP group has `tokens`.
-        Ranks that are fewer than a group compute only their part of its tokens."""
+        """The tokens in a call of a linear that `ranks` ranks share, if each DP group, of tp ranks, has
+        `tokens`: those of all groups that share it, or a part of a group's if fewer ranks than a group do."""
         return math.ceil(tokens * ranks / self.parallel.tp)
 
 
@@ -134,7 +134,7 @@ def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt:
         for linear, sizes, calls in fp8_calls(model, Parallel(tp=tp), in_call, prompt_in_call):
             if _part(linear) == part:
                 yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)
-    picked = rows(model, parallel, tokens)
+    picked = rows_on_rank(model, parallel, tokens)
     in_kernel = picked if deployment.dispatched else tokens * parallel.dp
     sizes = fused_moe_sizes(model, parallel, in_kernel, deployment.shared)
     moe_layers = model.num_hidden_layers - model.first_k_dense_replace

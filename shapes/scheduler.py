@@ -146,12 +146,12 @@ def simulate(workload: Workload) -> Iterator[Phase]:
         budget = workload.token_budget  # of prompt tokens in a step
         if workload.policy == "mixed":
             budget -= len(decoding)
-        limits = []  # of the steps of the phase
-        if decoding:  # until an answer ends
+        limits = []  # how many steps are alike at most
+        if decoding:  # those until an answer ends
             limits.append(min(answer.end for answer in decoding) - count)
-        if prompts:  # while the first prompt fills each step alone; else one step
+        if prompts:  # those that the first prompt fills alone; at least one
             limits.append(max(1, prompts[0].left // budget))
-        if has_room:  # until the next request arrives
+        if has_room:  # those until the next request arrives
             limits.append(math.ceil(arrival - clock))
         steps = min(limits)
 

@@ -38,7 +38,7 @@ DEPLOYED = {
 }
 """Name of a suite, which ends with a degree -> its model, and how the model is split over ranks."""
 COMPOSED = re.compile(r"(?P<base>(?P<model>.+?)(?P<degrees>(-(tp|dp|ep)\d+)+))(-mtp(?P<drafts>\w*))?")
-"""A name that `suite` takes though no suite has it."""
+"""A composed name, as `suite` explains it."""
 PRODUCTION = (
     "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
     "concurrency 128 (dstack, H200) to 1024"

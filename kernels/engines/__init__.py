@@ -127,8 +127,8 @@ def default(
 def choices(
     op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> dict[str, EngineDefault]:
-    """By engine, what it runs for a case; engines of which that is unknown are left out. All are where the op
-    or a size is unknown here, as a plug-in's may be. sizes: of a case or record; given: as in `default`"""
+    """By engine, what it runs for a case, without engines of which that is unknown. Empty where this suite
+    does not know the op or a size, as for a plug-in. sizes: of a case or record; given: as in `default`"""
     try:
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):

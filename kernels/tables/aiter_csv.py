@@ -178,9 +178,11 @@ class Table:
         self.why_aiter_raises = ""
         """Why AITER's first look-up raises; empty where it does not."""
         self._setting = environment.get(family.variable, "")
+        """The files that replace the package's; empty where none are set."""
         in_package = packaged(files, family)
         names = self._setting.split(os.pathsep) if self._setting else in_package
         self._merged = len(names) > 1
+        """Whether AITER merges files. It reads a single one as it is."""
         read = [file for file in map(self._read, names) if file]
         self.title = f"{family.name} ({files_text(len(read))})"
         """The name of the table and how many files it has, for people."""

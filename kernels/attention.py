@@ -35,8 +35,7 @@ their weights underflow: some implementations of the exponential return 2^-126 f
 
 EVEN = 0.1
 """The most that a softmax weight may be in rows of `Reference.even`. Kernels round weights before they
-normalise them. A row's largest weight is exactly 1 then and gets no error, so a row that consists mostly of
-it has a smaller error than others."""
+normalise them. The largest is exactly 1 then and gets no error, so a row made mostly of it errs less."""
 
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:

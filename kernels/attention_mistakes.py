@@ -52,8 +52,7 @@ class Arithmetic:
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
     lazy: float = 0.0  # the maximum is raised only where a score exceeds it by more than this
-    # Blocks are taken in pairs. The rounded weights of the first are scaled to the maximum of both before the
-    # second product, and rounded once more.
+    # Blocks are taken in pairs. The weights of the first are rounded again, scaled to the maximum of both.
     pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
@@ -182,8 +181,7 @@ class Attended:
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """The output of a call that takes the keys in parts, each with so many keys of the next part.
-        by: combines the results of all parts"""
+        """The output of a call whose parts overlap by so many keys. by: combines the results of the parts"""
         scores = self.scores
         results = []
         for begin, end in self.parts:
@@ -362,8 +360,7 @@ class AttentionOp:
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
     ) -> tuple[Mistake, ...]:
-        """What both ops can do wrong in a call that rounds to FP8. everywhere, in_one: what this op can do
-        wrong in all sequences and in one"""
+        """Mistakes of a call that rounds to FP8. everywhere, in_one: the op's own, in all sequences or one"""
         everywhere = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}
         in_one = {**SHARED_FP8_MISTAKES, **in_one}
         computes = {name: self.everywhere(wrong) for name, wrong in everywhere.items()}

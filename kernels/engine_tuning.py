@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import BindingError
 from kernels.op import Call, Prepared, Unsupported
+from kernels.operands import Operands
 from kernels.tuning import Target, Tunable, words
 from shapes.case import text_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from kernels.operands import Operands
 
 EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
@@ -139,8 +138,7 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. `tune`
-    writes what wins a race as tables of the engine."""
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None

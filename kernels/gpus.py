@@ -45,8 +45,7 @@ class Gpu:
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
-    """What a command prints to stdout, and its error: it is missing, it failed, or it took too long. The
-    error is empty where nothing went wrong."""
+    """What a command prints to stdout, and its error: it is missing, failed or took too long; else empty."""
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from kernels import formats
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
+from kernels.platform import Platform, version
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 from shapes.names import unknown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from kernels.platform import Platform
 
 BOUNDARIES = ("core", "with_quant", "with_routing")
 """What a timed call covers, from the narrowest to the widest. Each includes those before it."""
@@ -94,8 +93,7 @@ class Reference:
     """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
     even: torch.Tensor | None = None
     """Bool, in the shape of `value` without its last dimension: the rows in which sigma_fp8 comes from many
-    independent errors of similar size. `Tolerance.bias` and `.noise` are judged on the average over these
-    rows; None: over all rows."""
+    independent errors of similar size. `Tolerance.bias` and `noise` judge these together; None: all rows."""
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
@@ -204,8 +202,7 @@ class Prepared:
         if inspect.isfunction(call):
             _check_parameters(call, (), named(call), follow_wrapped=False)
         self.operands = operands
-        # It is None only where the library allocates its output. Typed as a tensor, so that other rows need
-        # no check for None.
+        # None only where the library allocates its output. Its type spares all other rows a check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
         """What the declaration's `stationary` returned, which calls on further sets of operands use again."""
@@ -320,8 +317,6 @@ class Implementation:
     @property
     def version(self) -> str:
         """The version of its library as installed here, empty where it is not. Nothing is imported."""
-        from kernels.platform import version
-
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
@@ -481,9 +476,8 @@ def _preparing(
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
-    """The class of a user's own kernel of an op: a class that `implementation` made; or a function of
-    (operands, out) that fills `out`, returns the output, or returns the call to be timed. Raises TypeError,
-    in one line, for anything else."""
+    """The class of a user's own kernel of an op: a class that `implementation` made, or a function of
+    (operands, out) that fills `out`, returns the output, or returns the timed call. Raises TypeError."""
     if isinstance(kernel, type) and issubclass(kernel, Implementation):
         if kernel.op not in ("", op):
             raise TypeError(f"{kernel.name} is declared for {kernel.op}, not for {op}")
@@ -576,8 +570,7 @@ class Op(ABC):
     engine_like: ClassVar[str] = ""
     # Whether its operands have lengths of sequences (see Seeds.lengths).
     lengths: ClassVar[bool] = False
-    # Whether further sets of operands (`Seeds.turn` numbers them) hold other live values than the first one.
-    # Otherwise they are copies of it.
+    # Whether further sets of operands (see Seeds.turn) hold other live values than the first, not copies.
     turns: ClassVar[bool] = False
     # For messages: what an index along each dimension of its output counts, columns last: `token` ...
     axes: ClassVar[tuple[str, ...]] = ()

@@ -1,4 +1,4 @@
-"""Which devices this machine has, and what is installed. Imports neither torch nor a GPU library."""
+"""Which devices this machine has, and what is installed. Imports no GPU library, and torch only in `of`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import gpus
 from kernels.gpus import answer, visible
+from kernels.lazy import torch
 from kernels.support import Support, need
 from shapes.toml import read_toml
-
-if TYPE_CHECKING:
-    import torch
 
 BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
 """What a build of torch for a kind of platform is called."""
@@ -103,7 +101,6 @@ LIBRARIES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_name(
 
 
 def distributions(module: str) -> list[str]:
-    """The names of the distributions that install a module."""
     return LIBRARIES.get(module, {}).get("distributions", [module])
 
 
@@ -122,9 +119,8 @@ def lookalike(module: str) -> str:
 
 @functools.cache
 def version(module: str) -> str | None:
-    """The version of the installed distribution that has a module; `unknown` where no distribution of
-    LIBRARIES is recorded as installed. None where the module is not installed, or is that of another package
-    (see `lookalike`). Imports nothing."""
+    """The version of the installed distribution that has a module; `unknown` where no distribution of it is
+    recorded as installed. None without the module, or where it is a `lookalike`. Imports nothing."""
     # find_spec of a dotted name would import the packages around the module. So each part is looked for in
     # the folders of the part before it. The outermost package may add folders of Python's path to its own
     # when it is imported (pkgutil.extend_path). So its modules are looked for in all that have its name.
@@ -169,10 +165,8 @@ def named(kind: str, arch: str = "") -> Platform:
 
 
 def detect(device: str | None = None) -> Platform:
-    """The platform of a device (`cpu`, `cuda`, `cuda:1`). By default it is the first GPU, or else the CPU.
-
-    Raises LookupError, with one line that lists the devices.
-    """
+    """The platform of a device (`cpu`, `cuda`, `cuda:1`), by default the first GPU, or else the CPU. Raises
+    LookupError, with one line that lists the devices."""
     if device == "cpu":
         return _cpu()
     by_name = devices()
@@ -192,8 +186,6 @@ def of(device: torch.device) -> Platform:
     """The platform of a tensor's device, as torch describes it, which is faster than asking the driver."""
     if device.type == "cpu":
         return devices()["cpu"]
-    import torch
-
     gpu = torch.cuda.get_device_properties(device)
     kind, arch = "cuda", f"sm_{gpu.major}{gpu.minor}"
     if torch.version.hip:
@@ -269,13 +261,11 @@ def _by_torch(listed: list[Platform], sign: str) -> tuple[list[Platform], str]:
     """
     build = torch_build()
     is_for_gpus = build in ("cuda", "rocm")
-    torch_here = (
-        f"torch {version('torch')} is built for {BUILDS[build]}" if build else "torch is not installed"
-    )
+    facts = f"torch {version('torch')} is built for {BUILDS[build]}" if build else "torch is not installed"
     if not sign:
-        return [], f"{torch_here}, but no driver for that is here" if is_for_gpus else ""
+        return [], f"{facts}, but no driver for that is here" if is_for_gpus else ""
     if not is_for_gpus:
-        return listed, f"{sign}; {torch_here}"
+        return listed, f"{sign}; {facts}"
     output, torch_error = answer(sys.executable, "-c", ASK_TORCH, timeout_s=TORCH_S)
     if torch_error:
         return listed, f"{sign}; torch: {torch_error}"
@@ -353,9 +343,8 @@ def _kfd_gpu(node: Path, properties: dict[str, str], pci: Path, has_own_id: bool
     name = f"AMD Instinct {product}"
     if not product:
         name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
-    # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older drivers
-    # all parts of a GPU have the same one, which ROCr then does not accept. So the PCI address and the number
-    # of the node tell these apart.
+    # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none. With older drivers all
+    # parts of a GPU have the same one, which ROCr does not accept. PCI address and node tell these apart.
     uuid = f"pci-{domain:04x}:{location:04x}" + (f"-{node.name}" if part else "")
     unique_id = int(properties.get("unique_id", 0))
     if unique_id and (has_own_id or not part):

@@ -1,6 +1,4 @@
-"""What the rows of libraries need, once for each library: a row takes the base class of its library below and
-says what it needs beyond that.
-"""
+"""What the rows of each library need. A row takes its library's base class, and says what else it needs."""
 
 from __future__ import annotations
 

@@ -32,9 +32,8 @@ def place_of_experts(model: ModelConfig, parallel: Parallel) -> str:
 def fused_moe_sizes(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
 ) -> dict[str, Size]:
-    """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows. Columns of experts are padded as
-    AITER in both engines and vLLM's FP8 kernels pad them, except Triton's (see kernels.fused_moe.operands).
-    shared, routing: as Routing has them"""
+    """The sizes of `fused_moe` on a rank whose kernel gets `tokens` rows. Columns of experts are padded as by
+    AITER and vLLM's FP8 kernels, Triton's aside (kernels.fused_moe.operands). shared, routing: see Routing"""
     inter = math.ceil(expert_columns(model, parallel) / PADDED) * PADDED
     sizes: dict[str, Size] = {
         "tokens": tokens, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
@@ -48,7 +47,6 @@ def fused_moe_sizes(
 def routing_of(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, pattern: str = "uniform"
 ) -> Routing:
-    """The routing of `tokens` rows on one rank."""
     experts, topk, groups = model.n_routed_experts, model.num_experts_per_tok, model.n_group
     return Routing(tokens, experts, topk, parallel.ep, shared, pattern, groups, model.topk_group)
 

@@ -40,8 +40,7 @@ class Workload:
     max_running: int | None = None
     """The most requests in the engine at a time (vLLM's --max-num-seqs); None: no limit."""
     range_ratio: float = 1.0
-    """Lengths are uniform between range_ratio * length and length, as SGLang's bench_serving draws them for
-    --random-range-ratio; 1 makes all equal."""
+    """Lengths are uniform between range_ratio * length and length (bench_serving's --random-range-ratio)."""
     arrival_steps: float = 0.0  # the least number of steps between the sending of two requests
     whole_prompts: bool = False
     """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked

@@ -260,8 +260,7 @@ def read_pins() -> list[str]:
 
 
 def carried_names(folder: Path, env: Environment) -> frozenset[str]:
-    """The names of the packages in a folder of wheels. Raises SetUpError if they are not those that `make
-    wheels` fetched, or do not suit this Python."""
+    """The names of the packages in a folder of wheels. Raises SetUpError if it does not suit the node."""
     try:
         made = json.loads((folder / WHEELS).read_text())
     except (OSError, ValueError):
@@ -368,9 +367,8 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
     if done.returncode:
         raise SetUpError(f"cannot make {venv}: {' '.join((done.stdout + done.stderr).split())}")
     if links:
-        # If the image's Python is itself a virtual environment, --system-site-packages would give the
-        # packages of the system and not of that environment. addsitedir also follows the .pth files there, by
-        # which AITER is often installed.
+        # If the image's Python is itself a virtual environment, --system-site-packages gives the system's.
+        # addsitedir also follows the .pth files there, by which AITER is often installed.
         (folder,) = venv.glob("lib/python*/site-packages")
         lines = (f"import site; site.addsitedir({link!r})\n" for link in links)
         (folder / "image.pth").write_text("".join(lines))
@@ -391,8 +389,7 @@ def register(venv: Path, version: str) -> None:
     about.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
     (about / "METADATA").write_text(metadata)
-    # The entry point has the name by which the checkout's conftest.py asks for the plugin too: pytest
-    # registers a name only once.
+    # The entry point is named as the checkout's conftest.py names the plugin: pytest registers a name once.
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 

@@ -1,8 +1,7 @@
 """Which row of this suite a serving engine runs for DeepSeek-R1, by op, architecture, case and settings.
 
 Each engine has a file of data here, such as `vllm.toml`. The data were read in the sources of the release
-that the file names, and are untested on hardware. The entries of an op are in the engine's own order: the
-first one that applies is used.
+that the file names, and are untested on hardware. The entries of an op are in the engine's own order.
 """
 
 from __future__ import annotations

@@ -85,8 +85,6 @@ class Module:
 
 
 class LibrarySource:
-    """The sources of a library."""
-
     def __init__(self, roots: list[Folder]) -> None:
         """roots: folders in which packages lie, in the order of Python's path"""
         self.roots = roots

@@ -17,20 +17,15 @@ import itertools
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from kernels.formats import native
 from kernels.tables import RULES_TOML, Entry, Found, Problem
 from kernels.tables.aiter_csv import CONFIGS, FAMILIES, GEMM, MOE, PRESHUFFLED, Family, Row, Table, rows_here
 from kernels.tables.aiter_triton import TritonTables
-from kernels.tables.files import RECORDED, TableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from kernels.tables.files import Files
-    from kernels.tuning import Target
+from kernels.tables.files import RECORDED, Files, TableError
+from kernels.tuning import Target
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""

@@ -340,8 +340,7 @@ class EngineTables:
         return self._rules.moe if self._own_folder is None else self._own_folder
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
-        """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
-        of SGLang returns it."""
+        """The device in files' names: vLLM's get_device_name_as_file_name, SGLang's get_device_name."""
         name = re.sub(self._rules.space, "_", target.device)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name

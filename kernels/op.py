@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels import formats
+from kernels import platform as platforms
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
-from kernels.platform import Platform, version
+from kernels.platform import Platform
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 from shapes.names import unknown
@@ -317,7 +318,7 @@ class Implementation:
     @property
     def version(self) -> str:
         """The version of its library as installed here, empty where it is not. Nothing is imported."""
-        return version(self.library or self.provider) or ""
+        return platforms.version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
         """Whether its libraries, by default torch, are here and it runs on this platform. Imports nothing."""

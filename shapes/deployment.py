@@ -119,8 +119,7 @@ def _linears_and_experts(deployment: Deployment, tokens: int, prompt: int) -> It
     if not deployment.shared:
         tp_of_part["shared"] = deployment.shared_tp
     for part, tp in tp_of_part.items():
-        # All DP groups that share a linear bring their tokens. If fewer ranks than a group share it, they get
-        # only a part of the group's tokens.
+        # All DP groups that share a linear bring their tokens. Fewer ranks than a group get a part of its.
         in_call, prompt_in_call = (math.ceil(count * tp / parallel.tp) for count in (tokens, prompt))
         for linear, sizes, calls in fp8_calls(model, Parallel(tp=tp), in_call, prompt_in_call):
             if _part(linear) == part:

@@ -181,7 +181,7 @@ class Attended:
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """The output of a call whose parts overlap by so many keys. by: combines the results of the parts"""
+        """The output of a call in parts, each with `overlap` keys of the next. by: combines their results"""
         scores = self.scores
         results = []
         for begin, end in self.parts:

@@ -119,7 +119,8 @@ def _linears_and_experts(deployment: Deployment, tokens: int, prompt: int) -> It
     if not deployment.shared:
         tp_of_part["shared"] = deployment.shared_tp
     for part, tp in tp_of_part.items():
-        # All DP groups that share a linear bring their tokens. Fewer ranks than a group get a part of its.
+        # All DP groups that share a linear bring their tokens. If fewer ranks than a group share it, they get
+        # only a part of the group's tokens.
         in_call, prompt_in_call = (math.ceil(count * tp / parallel.tp) for count in (tokens, prompt))
         for linear, sizes, calls in fp8_calls(model, Parallel(tp=tp), in_call, prompt_in_call):
             if _part(linear) == part:

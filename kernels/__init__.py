@@ -8,8 +8,7 @@ for the suites, as the modules of shapes/cases do. Nothing is registered anywher
 
 The environment variable KERNEL_BENCH_PLUGINS names kernels and ops of your own, separated by `:`.
 
-- A file's implementations join the op that their `op` names. They have workers of their own, and only those
-  import them (see `import_plugins`).
+- A file's implementations join the op that their `op` names. Only their own workers import the file.
 - A folder is an op like those here, imported as `kernels.<folder>`, so that its modules import each other.
 """
 
@@ -41,8 +40,7 @@ PLUGINS = "KERNEL_BENCH_PLUGINS"
 def implementations(op: str) -> list[Implementation]:
     """All implementations of an op, sorted by name. Importing their modules imports no library.
 
-    Raises PluginError for a plug-in that cannot be imported, and where two implementations have the same
-    name.
+    Raises PluginError for a plug-in that cannot be imported, and where two have the same name.
     """
     package = importlib.import_module(f"kernels.{op}")
     candidates: list[Implementation] = []
@@ -99,7 +97,6 @@ def name_plugins(paths: str) -> None:
 
 @functools.cache
 def _plugin_implementations(path: Path) -> list[Implementation]:
-    """The implementations of a plug-in's file."""
     if _imports_plugins:
         return implementations_of(path)
     process = PluginProcess(path)

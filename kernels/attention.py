@@ -35,8 +35,7 @@ their weights underflow: some implementations of the exponential return 2^-126 f
 
 EVEN = 0.1
 """The most that a softmax weight may be in rows of `Reference.even`. Kernels round weights before they
-normalise them. A row's largest weight is exactly 1 then and gets no error, so a row that consists mostly of
-it has a smaller error than others."""
+normalise them. The largest is exactly 1 then and gets no error, so a row made mostly of it errs less."""
 
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
@@ -59,8 +58,8 @@ def arguments_of(function: Function, values: Mapping[str, object]) -> dict[str, 
 
 def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_keys: float) -> None:
     """Adds about SHIFT to all scores of heads 0, 4, 8 ... and subtracts it from those of heads 3, 7, 11 ...
-    (with three heads or fewer, of all but the first). It overwrites these channels of q [rows, heads, width],
-    and of all keys [..., width] with the value `of_keys`."""
+    (with three heads or fewer, of all but the first). It sets these channels of all keys [..., width] to the
+    value `of_keys`, and those of q [rows, heads, width] to values whose products with it make SHIFT."""
     lowered_heads = slice(3, None, 4) if q.shape[1] > 3 else slice(1, None)
     of_raised_heads = SHIFT / SCALE / len(channels) / of_keys
     keys[..., channels] = of_keys
@@ -110,7 +109,7 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
 
 def output_variance(v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The variance [..., rows, width] of rounding to bf16, plus LEAST_SIGMA's. v: from `with_squares`"""
+    """The variance [..., rows, width] of rounding to bf16, plus LEAST_SIGMA^2. v: from `with_squares`"""
     return (UNIT * out).square() + (LEAST_SIGMA * v[..., : out.shape[-1]].abs().amax()).square()
 
 

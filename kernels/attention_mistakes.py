@@ -51,8 +51,8 @@ class Arithmetic:
     round_total: Round = exact  # rounds the sum of the weights after each step
     round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
-    lazy: float = 0.0  # the maximum is not raised until a score exceeds it by more than this
-    # Blocks are taken in pairs. Where the second raises the maximum, weights of the first are rounded again.
+    lazy: float = 0.0  # the maximum is raised only where a score exceeds it by more than this
+    # Blocks are taken in pairs. The weights of the first are rounded again, scaled to the maximum of both.
     pairs: bool = False
     backwards: bool = False  # the last block comes first
     exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
@@ -61,7 +61,7 @@ class Arithmetic:
     has_maximum: bool = True  # the maximum is subtracted from the scores
     rescales_result: bool = True  # the result is scaled down when the maximum rises
     rescales_total: bool = True  # the sum of the weights is scaled down when the maximum rises
-    delayed: bool = False  # the values of a step are multiplied with the weights of the step before
+    delayed: bool = False  # the values of a step are multiplied by the weights of the step before
 
 
 EXACT = Arithmetic(block=1 << 30, round_weights=exact)
@@ -93,7 +93,7 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
             next_highest = highest.maximum(scores_of_next.amax(-1, keepdim=True))
             next_rescale = how.exp2(base - finite(next_highest))
             rounded_again = how.round_weights(rounded * next_rescale)
-            # Undone here, because the next step applies it to the result. The clamp avoids a division by 0.
+            # Only the second rounding stays. The next step scales the result, so the scale is taken out here.
             rounded = torch.where(next_rescale > 0, rounded_again / next_rescale.clamp(min=1e-30), 0.0)
         if how.rescales_total:
             total = total * rescale
@@ -181,8 +181,7 @@ class Attended:
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """The output of a call that takes the keys in parts, each with so many keys of the next part.
-        by: combines the results of all parts"""
+        """The output of a call in parts, each with `overlap` keys of the next. by: combines their results"""
         scores = self.scores
         results = []
         for begin, end in self.parts:
@@ -361,8 +360,7 @@ class AttentionOp:
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
     ) -> tuple[Mistake, ...]:
-        """What both ops can do wrong in a call that rounds to FP8. everywhere, in_one: what this op can do
-        wrong in all sequences and in one"""
+        """Mistakes of a call that rounds to FP8. everywhere, in_one: the op's own, in all sequences or one"""
         everywhere = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}
         in_one = {**SHARED_FP8_MISTAKES, **in_one}
         computes = {name: self.everywhere(wrong) for name, wrong in everywhere.items()}

@@ -106,8 +106,7 @@ class Function(Symbol):
         self.positions = positions
 
     def needing(self, more: str, when: str) -> Function:
-        """The same function for cases that need more arguments, which may be wishes of the other cases. more,
-        when: as `needs` and `when`"""
+        """The same function for cases, as in `when`, that need more arguments. These may be wishes of it."""
         needs = [*self.needs, *more.split()]
         wishes = [name for name in self.wishes if name not in needs]
         return Function(
@@ -117,9 +116,7 @@ class Function(Symbol):
     def bind(self, *by_position: object, method_of: object = None, **by_name: object) -> Callable[[], Any]:
         """Returns a call of the function with these arguments, without the wishes that it does not take.
         Raises Unsupported, BindingError, and AssertionError for arguments that were not declared.
-
-        method_of: the object of which it is a method
-        """
+        method_of: the object of which it is a method"""
         declaration = f"the declaration of {self.places[0]}"
         undeclared = by_name.keys() - {*self.needs, *self.wishes}
         assert not undeclared, f"{declaration} does not name {sorted(undeclared)}"
@@ -190,7 +187,7 @@ class Operator(Function):
         return None
 
 
-Taken = Symbol | tuple[Symbol, ...]
+Used = Symbol | tuple[Symbol, ...]
 """What a row uses of its library: a symbol, or the first of several that exists."""
 
 
@@ -247,8 +244,7 @@ _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module. Raises Unsupported where it cannot be imported: a GPU library may need its device,
-    driver or compiler for that."""
+    """Imports a module. Raises Unsupported where that fails: a GPU library may need its device or driver."""
     try:
         return importlib.import_module(module)
     except Exception as error:

@@ -27,10 +27,9 @@ def bind(
     narrowed = operands.narrowed()
     # An implementation may read activations when it prepares, so they must have values.
     op.step(operands, narrowed.live_tensors())()
-    first_inner = None if first is None else first.stationary  # set below
-    inner = bind(op, implementation, narrowed, out, first_inner)
+    inner = bind(op, implementation, narrowed, out, first.inner if first else None)
     # The step writes directly into the tensors that the inner call reads, as an engine's fused producer does.
     call = sequence(op.step(operands, inner.inputs()), inner.call)
     composed = Prepared(operands, out, call, result=lambda _: inner.result(), picked=inner.picked)
-    composed.stationary = inner
+    composed.inner = inner
     return composed

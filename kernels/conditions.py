@@ -34,7 +34,7 @@ def _part_holds(part: str, sizes: Mapping[str, Size]) -> bool:
         raise ValueError(f"cannot read the condition {part!r}; write for example 'm < 32' or 'kv = fp8'")
     name, relation, text = words
     if name not in sizes:
-        name = name.partition("/")[0]  # in a case that does not give `heads/tp`, that is `heads`
+        name = name.partition("/")[0]  # `heads` in place of `heads/tp`: see EngineDefault.when
     size, value = _as_number(sizes[name]), _as_number(text)
     if relation not in ("=", "!=") and type(size) is not type(value):
         raise ValueError(f"size {name}={size} cannot be ordered against {value}")

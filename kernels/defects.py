@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Defect:
-    """A defect of a library."""
-
     issue: str
     """Where it is described: owner/repository#number."""
     symptom: str

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import BindingError
 from kernels.op import Call, Prepared, Unsupported
+from kernels.operands import Operands
 from kernels.tuning import Target, Tunable, words
 from shapes.case import text_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from kernels.operands import Operands
 
 EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
@@ -69,8 +68,8 @@ class EngineTable:
     origin: str
     """Where `entry` comes from, as `origin_of` says it."""
     files: Mapping[str, Mapping[int, EngineEntry]]
-    """The files that the engine looks for, the main one first: by the name below its folder, the
-    configurations that the engine uses now, at the M of LADDER and at those of the table."""
+    """By the names of the files that the engine looks for, the main one first: by M, the configurations that
+    it uses now. The M are those of LADDER and of the table."""
 
 
 def _without_split(entry: EngineEntry) -> EngineEntry:
@@ -139,8 +138,7 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. `tune`
-    writes what wins a race as tables of the engine."""
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None

@@ -13,10 +13,9 @@ least 1e-4, vLLM one of at least 1e-10; here the scale itself is at least 2^-126
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
 
 BLOCK = 128
 
@@ -41,8 +40,6 @@ class Fp8Format:
 
     @property
     def dtype(self) -> torch.dtype:
-        import torch
-
         return getattr(torch, f"float8_{self.name}")
 
 
@@ -69,9 +66,8 @@ def native(arch: str) -> str:
 
 
 def native_scales(arch: str) -> str:
-    """The kind of block scales that kernels of an architecture take: powers of two (ue8m0) on Blackwell, else
-    fp32 (DeepGEMM 2.6.1, csrc/utils/layout.hpp; for sm_120 DeepGemmQuantScaleFMT in vLLM 0.33's
-    utils/deep_gemm.py)."""
+    """The kind of block scales that kernels of an architecture take: powers of two on Blackwell, else fp32
+    (csrc/utils/layout.hpp of DeepGEMM 2.6.1; for sm_120 utils/deep_gemm.py of vLLM 0.33)."""
     return "ue8m0" if arch in ("sm_100", "sm_103", "sm_120") else "fp32"
 
 
@@ -85,12 +81,9 @@ def quantise_activations(
     Returns q [..., K] in fmt, which is the fp32 quotient x / scale rounded to nearest, ties to even, and the
     scales [..., ceil(K/128)] in fp32, at least 2^-126. Raises ValueError for unknown scales.
     """
-    import torch
-
     scale = block_scale(_amax(x), fmt, scales)
     copy = x.to(torch.float32, copy=True)
-    # No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
-    # than half a step above max rounds to max.
+    # No quotient needs clamping: it exceeds max by at most two roundings of fp32, and then it rounds to max.
     quotient = _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
     return quotient.to(fmt.dtype), scale
 
@@ -124,8 +117,6 @@ def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0"
     smallest subnormal value times the block's scale. That scale is assumed to be amax / max for "fp32", and
     twice that for "ue8m0", which is a bound for all schemes in use.
     """
-    import torch
-
     factor = 2 if known_scales(scales) == "ue8m0" else 1
     largest_scale = block_scale(_amax(x), fmt, "fp32") * factor
     of_subnormal = largest_scale * (fmt.smallest_subnormal / 12**0.5)
@@ -155,8 +146,6 @@ def known_scales(scales: str) -> Scales:
 
 def _amax(x: torch.Tensor) -> torch.Tensor:
     """The largest magnitude of each 128 of the last dimension, [..., ceil(K/128)]."""
-    import torch
-
     # Two passes over x, but no copy of it, which abs() would make.
     blocks = _blocks(x)
     return torch.maximum(blocks.amax(-1), blocks.amin(-1).neg_())
@@ -164,8 +153,6 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
     """Splits the last dimension into blocks [..., ceil(K/128), 128]: a view, or a copy padded with zeros."""
-    import torch
-
     missing = -x.shape[-1] % BLOCK
     if missing:
         x = torch.nn.functional.pad(x, (0, missing))

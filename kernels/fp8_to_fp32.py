@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.formats import BLOCK, dequantise_weights
-
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
 
 
 def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -20,8 +16,6 @@ def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     value times a power of two, also for subnormal values: 2^(7 - 15) for e4m3fn, whose exponent bias is 7
     where fp16 has 15, and 2^(8 - 15) for e4m3fnuz.
     """
-    import torch
-
     n, k = q.shape
     # The shift copies the sign into the highest exponent bit, too. That copy is cleared.
     bits = q.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
@@ -34,8 +28,6 @@ def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def fp8_to_bf16(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Returns q * scale [N, K], rounded to fp32, then to bf16. As fp8_to_fp32, but for any K."""
-    import torch
-
     wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
     rows_at_once = 8 * BLOCK  # the fp32 values of all rows would take twice the memory of the result
     convert = dequantise_weights if q.shape[1] % BLOCK else fp8_to_fp32

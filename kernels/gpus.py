@@ -45,8 +45,7 @@ class Gpu:
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
-    """What a command prints to stdout, and its error: it is missing, it failed, or it took too long. The
-    error is empty where nothing went wrong."""
+    """What a command prints to stdout, and its error: it is missing, failed or took too long; else empty."""
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
@@ -125,7 +124,7 @@ def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:
             parent = next((gpu for gpu in known if gpu.uuid == row[1]), None)
         elif parent and (row := re.match(r"\s*MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line)):
             size = re.search(r"(\d+)gb", row[1])
-            memory = int(size[1]) * 10**9 if size else 0  # the profile rounds it up
+            memory = int(size[1]) * 10**9 if size else 0  # of the profile's name: see Gpu.memory
             slices[parent.uuid].append(Gpu(parent.arch, f"{parent.name} MIG {row[1]}", memory, row[2]))
     return [replace(gpu, slices=tuple(slices[gpu.uuid])) for gpu in known]
 

@@ -115,7 +115,8 @@ def fp8_truncated(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
     """Rounds toward zero to an FP8 dtype with 3 mantissa bits."""
     format = torch.finfo(dtype)
     nearest = fp8(dtype, x)
-    # A sixteenth of a normal value is at least half a step and less than one: it rounds to the next smaller.
+    # With 3 mantissa bits a value is 8 to 15 steps. A sixteenth of it is at least half a step and less than
+    # one, so a value that is smaller by it rounds to the next smaller one.
     next_smaller = fp8(dtype, nearest - nearest.abs() * 2.0**-4 * nearest.sign())
     normal = torch.where(nearest.abs() > x.abs(), next_smaller, nearest)
     step = format.smallest_normal / 8  # between subnormal values

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels import formats
+from kernels import platform as platforms
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
+from kernels.platform import Platform
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 from shapes.names import unknown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from kernels.platform import Platform
 
 BOUNDARIES = ("core", "with_quant", "with_routing")
 """What a timed call covers, from the narrowest to the widest. Each includes those before it."""
@@ -76,8 +76,8 @@ class Tolerance:
     """The same for all other calls. A truncation to bf16 makes an output 0.28 percent smaller."""
     noise: float | None = None
     """The limit of the root mean square over the whole output, for calls that round to FP8; None: not judged.
-    It refuses a kernel of a format with one bit less. Each row of that errs as much as the worst row of a
-    right call, so `row` accepts it. Records call it `noise_limit`. It is not the noise of an A/A pair."""
+    Only this limit refuses a kernel that rounds to one bit less. Each row of its output errs no more than the
+    worst row of a right call. Records call it `noise_limit`. It is not the noise of an A/A pair."""
 
 
 @dataclass
@@ -94,8 +94,7 @@ class Reference:
     """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
     even: torch.Tensor | None = None
     """Bool, in the shape of `value` without its last dimension: the rows in which sigma_fp8 comes from many
-    independent errors of similar size. `Tolerance.bias` and `.noise` are judged on the average over these
-    rows; None: over all rows."""
+    independent errors of similar size. `Tolerance.bias` and `noise` judge these together; None: all rows."""
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
@@ -123,7 +122,7 @@ def affordable(
     MOST_ELEMENTS, but at least one. Returns their numbers, ascending, or None where these are all rows.
 
     order: the numbers of all rows, which have `width` elements each; a repeated one counts once
-    flops: returns what a row costs after those before it in `order`, which may have paid for its weights
+    flops: returns what a row costs. It is called in this order, so it may count shared weights only once
     """
     rows = list(dict.fromkeys(order))
     chosen: list[int] = []
@@ -204,12 +203,12 @@ class Prepared:
         if inspect.isfunction(call):
             _check_parameters(call, (), named(call), follow_wrapped=False)
         self.operands = operands
-        # It is None only where the library allocates its output. Typed as a tensor, so that other rows need
-        # no check for None.
+        # None only where the library allocates its output. Its type spares all other rows a check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What calls on further sets of operands use again: what the declaration's `stationary` returned. Of
-        a call that kernels/compose.py composed it is the inner Prepared, whose own has that."""
+        """What the declaration's `stationary` returned, which calls on further sets of operands use again."""
+        self.inner: Prepared | None = None
+        """The implementation's own call, if kernels/compose.py put steps of the suite before it."""
         self._call = call
         self._inputs = inputs
         self._after_load = after_load
@@ -239,12 +238,12 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """By name, the tensors with the live operands of `call`. `load` or an earlier kernel writes them."""
+        """By name, the tensors from which every later `call` reads live operands. The caller writes them."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """Those of `inputs` that the call reads now. A subclass whose `inputs` changes what the call reads,
-        such as DeepGEMM's, overrides this method, and leaves out operands that only `load` can write."""
+        """The canonical tensors that the call reads now; asking does not change the call. DeepGEMM's call
+        reads packed scales until it is asked for `inputs`. It overrides this method and leaves them out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -319,9 +318,7 @@ class Implementation:
     @property
     def version(self) -> str:
         """The version of its library as installed here, empty where it is not. Nothing is imported."""
-        from kernels.platform import version
-
-        return version(self.library or self.provider) or ""
+        return platforms.version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
         """Whether its libraries, by default torch, are here and it runs on this platform. Imports nothing."""
@@ -480,9 +477,8 @@ def _preparing(
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
-    """The class of a user's own kernel of an op: a class that `implementation` made; or a function of
-    (operands, out) that fills `out`, returns the output, or returns the call to be timed. Raises TypeError,
-    in one line, for anything else."""
+    """The class of a user's own kernel of an op: a class that `implementation` made, or a function of
+    (operands, out) that fills `out`, returns the output, or returns the timed call. Raises TypeError."""
     if isinstance(kernel, type) and issubclass(kernel, Implementation):
         if kernel.op not in ("", op):
             raise TypeError(f"{kernel.name} is declared for {kernel.op}, not for {op}")
@@ -493,7 +489,7 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
         returned = kernel(operands, out)
         if callable(returned) or isinstance(returned, Prepared):
             return cast("Call | Prepared", returned)
-        # The kernel has computed the op already, so it is the call itself.
+        # The kernel returned no call: it has computed the output at once. So each timed call calls it.
         output: Any = None  # what the last call returned
 
         def call() -> None:
@@ -513,7 +509,7 @@ def _check_parameters(
     function: Any, parameters: tuple[str, ...], source: str, follow_wrapped: bool = True
 ) -> None:
     """Raises TypeError where a function does not take these arguments by position. follow_wrapped: whether
-    the function that it wraps (functools.wraps) must take them, as a call may fill in arguments of that"""
+    to ask the function that it wraps (functools.wraps), which a wrapper may call with more arguments"""
     try:
         inspect.signature(function, follow_wrapped=follow_wrapped).bind(*parameters)
     except TypeError:
@@ -575,8 +571,7 @@ class Op(ABC):
     engine_like: ClassVar[str] = ""
     # Whether its operands have lengths of sequences (see Seeds.lengths).
     lengths: ClassVar[bool] = False
-    # Whether further sets of operands (`Seeds.turn` numbers them) hold other live values than the first one.
-    # Otherwise they are copies of it.
+    # Whether further sets of operands (see Seeds.turn) hold other live values than the first, not copies.
     turns: ClassVar[bool] = False
     # For messages: what an index along each dimension of its output counts, columns last: `token` ...
     axes: ClassVar[tuple[str, ...]] = ()

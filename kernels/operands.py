@@ -84,8 +84,7 @@ class Operands(ABC):
 
     def far(self: Own) -> Own | None:
         """The same values, so far apart in memory that their offsets, counted in values, need more than 32
-        bits. NaN stands where an offset that was cut to 32 bits would lead. None where the sizes do not allow
-        it."""
+        bits. NaN stands where an offset that was cut to 32 bits would lead. None if the sizes forbid it."""
         return None
 
     def narrowed(self: Own) -> Own:

@@ -1,4 +1,4 @@
-"""Which devices this machine has, and what is installed. Imports neither torch nor a GPU library."""
+"""Which devices this machine has, and what is installed. Imports no GPU library, and torch only in `of`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import gpus
 from kernels.gpus import answer, visible
+from kernels.lazy import torch
 from kernels.support import Support, need
 from shapes.toml import read_toml
-
-if TYPE_CHECKING:
-    import torch
 
 BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
 """What a build of torch for a kind of platform is called."""
@@ -63,7 +61,7 @@ class Platform:
         return need(self.kind in kinds, f"needs {' or '.join(kinds)}; this is {self.kind} {self.arch}")
 
     def has(self, *features: str) -> Support:
-        """Whether the CPU has these instruction sets, named as in /proc/cpuinfo. Yes if it is not here."""
+        """Whether the CPU has these instruction sets, as in /proc/cpuinfo. Yes for one that is not here."""
         missing = [feature for feature in features if feature not in self.features]
         return need(not self.here or not missing, f"needs a CPU with {', '.join(missing)}")
 
@@ -103,7 +101,6 @@ LIBRARIES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_name(
 
 
 def distributions(module: str) -> list[str]:
-    """The names of the distributions that install a module."""
     return LIBRARIES.get(module, {}).get("distributions", [module])
 
 
@@ -122,12 +119,11 @@ def lookalike(module: str) -> str:
 
 @functools.cache
 def version(module: str) -> str | None:
-    """The version of the installed distribution that has a module; `unknown` where no distribution of
-    LIBRARIES is recorded as installed. None where the module is not installed, or is that of another package
-    (see `lookalike`). Imports nothing."""
+    """The version of the installed distribution that has a module; `unknown` where no distribution of it is
+    recorded as installed. None without the module, or where it is a `lookalike`. Imports nothing."""
     # find_spec of a dotted name would import the packages around the module. So each part is looked for in
-    # the folders of the part before it. The spec of the outermost package knows one folder, but its modules
-    # may lie in several folders of Python's path (pkgutil.extend_path): the second part is looked for in all.
+    # the folders of the part before it. The outermost package may add folders of Python's path to its own
+    # when it is imported (pkgutil.extend_path). So its modules are looked for in all that have its name.
     package, *inner_names = module.split(".")
     spec = importlib.util.find_spec(package)
     further_folders = [str(Path(entry, package)) for entry in sys.path]
@@ -169,10 +165,8 @@ def named(kind: str, arch: str = "") -> Platform:
 
 
 def detect(device: str | None = None) -> Platform:
-    """The platform of a device (`cpu`, `cuda`, `cuda:1`). By default it is the first GPU, or else the CPU.
-
-    Raises LookupError, with one line that lists the devices.
-    """
+    """The platform of a device (`cpu`, `cuda`, `cuda:1`), by default the first GPU, or else the CPU. Raises
+    LookupError, with one line that lists the devices."""
     if device == "cpu":
         return _cpu()
     by_name = devices()
@@ -192,8 +186,6 @@ def of(device: torch.device) -> Platform:
     """The platform of a tensor's device, as torch describes it, which is faster than asking the driver."""
     if device.type == "cpu":
         return devices()["cpu"]
-    import torch
-
     gpu = torch.cuda.get_device_properties(device)
     kind, arch = "cuda", f"sm_{gpu.major}{gpu.minor}"
     if torch.version.hip:
@@ -241,7 +233,7 @@ def _gpus() -> tuple[list[Platform], str]:
         count = len(_kfd())
     settings = {variable: os.environ[variable] for variable in VISIBLE if variable in os.environ}
     if usable:
-        # A slice that nvidia-smi does not list is known by the variable that names it, without its memory.
+        # nvidia-smi may not list the slice that the variable names. Then its memory is unknown: torch tells.
         named_slice = settings.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
         if usable[0].memory or not named_slice.startswith("MIG-"):
             return usable, smi_error
@@ -261,21 +253,19 @@ def _gpus() -> tuple[list[Platform], str]:
 
 
 def _by_torch(listed: list[Platform], sign: str) -> tuple[list[Platform], str]:
-    """The GPUs as torch describes them, where the driver's own tools do not. Another process imports torch,
-    as that takes seconds. Returns what `_gpus` does.
+    """Asks torch for the GPUs, where the driver's own tools do not describe them. Another process imports
+    torch, as that takes seconds. Returns what `_gpus` does.
 
-    listed: the GPUs that are known without torch. They are returned where torch describes none
-    sign:   what shows that there is a GPU, and what is wrong with it; empty: then torch is not imported
+    listed: the GPUs that are known without torch. They are returned where torch cannot tell
+    sign:   what shows that there is a GPU, for the user; empty if nothing does: then torch is not asked
     """
     build = torch_build()
     is_for_gpus = build in ("cuda", "rocm")
-    torch_here = (
-        f"torch {version('torch')} is built for {BUILDS[build]}" if build else "torch is not installed"
-    )
+    facts = f"torch {version('torch')} is built for {BUILDS[build]}" if build else "torch is not installed"
     if not sign:
-        return [], f"{torch_here}, but no driver for that is here" if is_for_gpus else ""
+        return [], f"{facts}, but no driver for that is here" if is_for_gpus else ""
     if not is_for_gpus:
-        return listed, f"{sign}; {torch_here}"
+        return listed, f"{sign}; {facts}"
     output, torch_error = answer(sys.executable, "-c", ASK_TORCH, timeout_s=TORCH_S)
     if torch_error:
         return listed, f"{sign}; torch: {torch_error}"
@@ -342,35 +332,36 @@ def _kfd_gpu(node: Path, properties: dict[str, str], pci: Path, has_own_id: bool
     """The GPU of a node. has_own_id: whether no other node has its unique_id"""
     gfx_version = int(properties["gfx_target_version"])  # 90402 for gfx942
     major, minor, step = gfx_version // 10000, gfx_version // 100 % 100, gfx_version % 100
-    memory = 0
-    for bank in node.glob("mem_banks/*/properties"):
-        memory += sum(map(int, re.findall(r"size_in_bytes (\d+)", bank.read_text("utf-8"))))
+    banks, caches = _texts_in(node, "mem_banks"), _texts_in(node, "caches")
+    memory = sum(int(size) for text in banks for size in re.findall(r"size_in_bytes (\d+)", text))
     # ROCm reports the last-level (Infinity) cache of the package, in KiB. torch knows only the L2.
-    last_level = 0
-    for cache in node.glob("caches/*/properties"):
-        text = cache.read_text("utf-8")
-        if re.search(r"level 3\b", text):
-            last_level = max([last_level, *(int(size) << 10 for size in re.findall(r"size (\d+)", text))])
+    of_level_3 = [text for text in caches if re.search(r"level 3\b", text)]
+    sizes_kib = [int(size) for text in of_level_3 for size in re.findall(r"size (\d+)", text)]
     product = INSTINCT["products"].get(f"{int(properties.get('device_id', 0)):x}", "")
     location, domain = int(properties.get("location_id", 0)), int(properties.get("domain", 0))
     part = _part(pci, domain, location, product, int(properties.get("num_xcc", 0)))
-    name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
-    if product:
-        name = f"AMD Instinct {product}"
-    if part:
-        name = f"{name} {part}"
-    # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older drivers
-    # all parts of a GPU have the same one, which ROCr then does not accept. So the PCI address and the number
-    # of the node tell these apart.
+    name = f"AMD Instinct {product}"
+    if not product:
+        name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
+    # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none. With older drivers all
+    # parts of a GPU have the same one, which ROCr does not accept. PCI address and node tell these apart.
+    uuid = f"pci-{domain:04x}:{location:04x}" + (f"-{node.name}" if part else "")
     unique_id = int(properties.get("unique_id", 0))
     if unique_id and (has_own_id or not part):
         uuid = f"GPU-{unique_id:016x}"
-    else:
-        uuid = f"pci-{domain:04x}:{location:04x}"
-        if part:
-            uuid += f"-{node.name}"
-    arch = f"gfx{major}{minor:x}{step:x}"
-    return Platform("rocm", arch, name=name, memory=memory, last_level=last_level, uuid=uuid)
+    return Platform(
+        "rocm",
+        f"gfx{major}{minor:x}{step:x}",
+        name=f"{name} {part}" if part else name,
+        memory=memory,
+        last_level=max(sizes_kib, default=0) << 10,
+        uuid=uuid,
+    )
+
+
+def _texts_in(node: Path, folder: str) -> list[str]:
+    """The texts of the property files of a node's memory banks or caches."""
+    return [file.read_text("utf-8") for file in node.glob(f"{folder}/*/properties")]
 
 
 def _part(pci: Path, domain: int, location: int, product: str, dies: int) -> str:

@@ -18,14 +18,12 @@ import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernels.lazy import torch
 from kernels.op import OPS, REPLACED, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
 from kernels.support import Mistaken, as_support
-
-if TYPE_CHECKING:
-    import torch
 
 FACTS = (*Implementation.__annotations__, "version")
 """The attributes of an implementation that the answer to `list` holds."""
@@ -150,7 +148,6 @@ def main() -> None:
 
 
 def _answer(row: Implementation, method: str, arguments: tuple[Any, ...]) -> Any:
-    """What a method of a plug-in's implementation returns."""
     value = getattr(row, method)(*arguments)
     if method in REQUIREMENTS:
         value = as_support(value, named(getattr(row, method)))

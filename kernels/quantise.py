@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, Fp8Format, Scales, block_scale, fp8_format, known_scales
-
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
 
 ROWS = 16
 """Rows of a Triton program: 2048 values, 16 for each thread of four warps."""
@@ -48,8 +45,6 @@ def quantiser(
 def _triton(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, fmt: Fp8Format, scales: Scales
 ) -> Callable[[], None]:
-    import torch
-
     from kernels.quantise_jit import quantise_kernel
 
     interpreted = x.device.type == "cpu"
@@ -84,8 +79,7 @@ def _torch(
 
     columns = x.shape[1]
     rows = min(CPU_ROWS, x.shape[0])
-    # Some rows at a time, in fp32 and in whole blocks. The zeros behind the end of K stay: they change no
-    # amax, and stay zeros when they are divided.
+    # Some rows at a time, in fp32 and in whole blocks. The zeros behind K stay, and change no amax.
     wide = torch.zeros(rows, scale.shape[1], BLOCK)
     largest, smallest = torch.empty(rows, scale.shape[1]), torch.empty(rows, scale.shape[1])
     parts = list(zip(x.split(rows), q.split(rows), scale.split(rows), strict=True))

@@ -78,9 +78,8 @@ class Tunable(Implementation):
 
     @abstractmethod
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterable[DataclassInstance]:
-        """All configurations that compute the right output at these sizes and may be the fastest. Of several
-        that differ only in options without effect at these sizes it gives one. A configuration may still not
-        fit the device: compiling tells."""
+        """All configurations that are right at these sizes and may be the fastest. Of several that differ in
+        options without effect there it gives one. It may still not fit the device: compiling tells."""
 
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
         """What to use where no stored choice is right at these sizes: by default the first configuration."""
@@ -133,9 +132,8 @@ def words(config: DataclassInstance) -> str:
 
 OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
 """What is added to the distance of a choice that was measured on another device of the architecture, was only
-compiled, or was made for another architecture. `distance` is a base 2 logarithm. So a choice that was
-measured on this device, at sizes that differ by less than a factor of 2^2, comes before one that was compiled
-for exactly these sizes."""
+compiled, or was made for another architecture. `distance` is a base 2 logarithm. So a choice measured on this
+device, at sizes that differ by less than a factor of 2^2, precedes one compiled for exactly these sizes."""
 
 
 @dataclass(frozen=True)

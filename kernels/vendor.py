@@ -1,6 +1,4 @@
-"""What the rows of libraries need, once for each library: a row takes the base class of its library below and
-says what it needs beyond that.
-"""
+"""What the rows of each library need. A row takes its library's base class, and says what else it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from kernels.binding import Function, Operator, Symbol, Taken, VendorFunction, load
+from kernels.binding import Function, Operator, Symbol, Used, VendorFunction, load
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
@@ -41,7 +39,7 @@ class Vendor(Implementation):
     # Whether it takes either FP8 format. Otherwise it takes that of the architecture's matrix instructions.
     any_fp8: ClassVar[bool] = False
     # What it uses of its library: symbols, or tuples of which one must exist. `doctor --bind` checks these.
-    symbols: ClassVar[Sequence[Taken]] = ()
+    symbols: ClassVar[Sequence[Used]] = ()
     # The library's first version that has these symbols; empty: any.
     since: ClassVar[str] = ""
     # The first versions of other libraries of which it uses something, by the library's name.
@@ -100,13 +98,13 @@ def releases_read(library: str) -> list[str]:
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest of `releases_read` up to this major version, if the version is newer still; else empty."""
+    """The newest of `releases_read` of the version's series, if the version is newer; else empty."""
     try:
         installed = Version(version)
     except InvalidVersion:
         return ""
     releases = [Version(release) for release in releases_read(library)]
-    # A release of a later major version belongs to another series.
+    # A release with a higher major version belongs to another series.
     same_series = [release for release in releases if release.major <= installed.major]
     if same_series and Version(installed.public) > max(same_series):
         return str(max(same_series))
@@ -221,7 +219,7 @@ class TileLang(Vendor):
     # The places of a kernel's call. Each row makes a Function of them with its kernel's number of arguments.
     CALL = ("tilelang.jit.kernel.JITKernel.__call__", "tilelang.JITKernel.__call__")
 
-    symbols: ClassVar[Sequence[Taken]] = (
+    symbols: ClassVar[Sequence[Used]] = (
         COMPILE,
         Symbol("tilelang.language.prim_func"),
         Symbol("tilelang.language.Tensor"),

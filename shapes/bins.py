@@ -221,8 +221,7 @@ class _Group(Generic[P]):
 
 
 def _group_of(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], least_steps: float) -> _Group[P]:
-    """The group of these pieces. Its cut is the best of those that divide neighbours on one axis and leave at
-    least `least_steps` steps on either side."""
+    """The group of these pieces. Its best cut, on one axis, leaves `least_steps` steps on either side."""
     group = _Group(pieces)
     total_steps = pieces.total()
     for coordinates in zip(*map(place, pieces), strict=True):  # those of all pieces on one axis

@@ -11,7 +11,7 @@ from shapes.bins import DecodeBin, PrefillBin, TokenBin, decode_bins, prefill_bi
 from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, PROMPTS
 from shapes.cases.mla_decode import sweep_ctx
-from shapes.experts import fused_moe_sizes, place_of_experts, rows
+from shapes.experts import fused_moe_sizes, place_of_experts, rows_on_rank
 from shapes.linears import Linear, fp8_calls
 from shapes.models import ModelConfig
 from shapes.scheduler import Workload, simulate
@@ -38,11 +38,6 @@ class Deployment:
         cache = "" if self.kv == "bf16" else f" kv={self.kv}"
         return f"{self.model.name} {self.parallel.text}{cache}"
 
-    def tokens_in_call(self, tokens: int, ranks: int) -> int:
-        """The tokens in a call of a linear that is split over so many ranks, if each DP group has `tokens`.
-        Ranks that are fewer than a group compute only their part of its tokens."""
-        return math.ceil(tokens * ranks / self.parallel.tp)
-
 
 @dataclass(frozen=True)
 class Call:
@@ -61,23 +56,18 @@ def sweep(deployment: Deployment) -> list[Call]:
     """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
     attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases). Ops that do not
     hold for the model (ModelConfig.inapplicable) have none."""
-    model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
-    dp_attention = parallel.dp > 1
+    dp_attention = deployment.parallel.dp > 1
     q = 1 + deployment.drafts
     calls: list[Call] = []
     for batch in DP_BATCHES if dp_attention else BATCHES:
-        step = f"decode, {batch} requests"
-        ctx = sweep_ctx(deployment.drafts)
-        sizes = mla_decode_sizes(model, parallel, batch, ctx, kv=deployment.kv, q=q)
-        calls += _linears_and_experts(deployment, step, batch * q)
-        calls.append(Call("mla_decode", sizes, step, layers, "MLA decode"))
-    for count, tokens in DP_PROMPTS if dp_attention else PROMPTS:
-        step = f"prefill, {count} x {tokens} tokens"
-        sizes = mha_prefill_sizes(model, parallel, count, str(tokens))
-        calls += _linears_and_experts(deployment, step, count * tokens, count * tokens)
-        if is_dense(model, str(tokens)):
-            calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill", prefill=True))
-    return [call for call in calls if call.op not in model.inapplicable]
+        decode = DecodeBin(1, batch, sweep_ctx(deployment.drafts))
+        of_step = mean_step(deployment, [TokenBin(1, batch * q, 0)], [(decode, q)], [])
+        calls += [replace(call, step=f"decode, {batch} requests") for call in of_step]
+    for count, isl in DP_PROMPTS if dp_attention else PROMPTS:
+        prefill = PrefillBin(1, count, str(isl), "0")
+        of_step = mean_step(deployment, [TokenBin(1, count * isl, count * isl)], [], [prefill])
+        calls += [replace(call, step=f"prefill, {count} x {isl} tokens") for call in of_step]
+    return calls
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
@@ -108,7 +98,7 @@ def mean_step(
     calls = [
         replace(call, times=call.times * bin_.weight)
         for bin_ in tokens
-        for call in _linears_and_experts(deployment, "", bin_.tokens, bin_.prompt)
+        for call in _linears_and_experts(deployment, bin_.tokens, bin_.prompt)
     ]
     for decode, q in decodes:
         sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv, q=q)
@@ -121,7 +111,7 @@ def mean_step(
     return [call for call in calls if call.op not in model.inapplicable]
 
 
-def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
+def _linears_and_experts(deployment: Deployment, tokens: int, prompt: int) -> Iterator[Call]:
     """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
     `prompt` of which are prompt tokens."""
     model, parallel = deployment.model, deployment.parallel
@@ -129,17 +119,18 @@ def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt:
     if not deployment.shared:
         tp_of_part["shared"] = deployment.shared_tp
     for part, tp in tp_of_part.items():
-        in_call = deployment.tokens_in_call(tokens, tp)
-        prompt_in_call = deployment.tokens_in_call(prompt, tp)
+        # All DP groups that share a linear bring their tokens. If fewer ranks than a group share it, they get
+        # only a part of the group's tokens.
+        in_call, prompt_in_call = (math.ceil(count * tp / parallel.tp) for count in (tokens, prompt))
         for linear, sizes, calls in fp8_calls(model, Parallel(tp=tp), in_call, prompt_in_call):
             if _part(linear) == part:
-                yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)
-    picked = rows(model, parallel, tokens)
+                yield Call("block_scale_gemm", sizes, "", calls, linear.name, prefill=prompt > 0)
+    picked = rows_on_rank(model, parallel, tokens)
     in_kernel = picked if deployment.dispatched else tokens * parallel.dp
     sizes = fused_moe_sizes(model, parallel, in_kernel, deployment.shared)
     moe_layers = model.num_hidden_layers - model.first_k_dense_replace
     place = place_of_experts(model, parallel)
-    yield Call("fused_moe", sizes, step, moe_layers, place, picked, prefill=prompt > 0)
+    yield Call("fused_moe", sizes, "", moe_layers, place, picked, prefill=prompt > 0)
 
 
 def _part(linear: Linear) -> str:

@@ -32,9 +32,8 @@ def place_of_experts(model: ModelConfig, parallel: Parallel) -> str:
 def fused_moe_sizes(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
 ) -> dict[str, Size]:
-    """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). Columns of experts
-    are padded as AITER in both engines and vLLM's FP8 kernels pad them, except Triton's (see
-    kernels.fused_moe.operands). shared, routing: as Routing has them"""
+    """The sizes of `fused_moe` on a rank whose kernel gets `tokens` rows. Columns of experts are padded as by
+    AITER and vLLM's FP8 kernels, Triton's aside (kernels.fused_moe.operands). shared, routing: see Routing"""
     inter = math.ceil(expert_columns(model, parallel) / PADDED) * PADDED
     sizes: dict[str, Size] = {
         "tokens": tokens, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
@@ -48,17 +47,15 @@ def fused_moe_sizes(
 def routing_of(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, pattern: str = "uniform"
 ) -> Routing:
-    """The routing of `tokens` rows on one rank."""
     experts, topk, groups = model.n_routed_experts, model.num_experts_per_tok, model.n_group
     return Routing(tokens, experts, topk, parallel.ep, shared, pattern, groups, model.topk_group)
 
 
-def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows that a rank's kernel gets if each DP group has `tokens` tokens: the tokens of all groups. With
-    expert parallelism only those that chose an expert of the rank, of the tokens of all ranks that share the
-    experts; at least one."""
+def rows_on_rank(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
+    """How many tokens chose an expert of the rank, at least one, if each DP group has `tokens` tokens: the
+    rows of the rank's kernel where it gets no others. Without expert parallelism these are all tokens."""
     if parallel.ep == 1:
         return tokens * parallel.dp
-    tokens_of_ranks = math.ceil(tokens * parallel.ep / parallel.tp)
+    of_all_ranks = math.ceil(tokens * parallel.ep / parallel.tp)  # ep ranks form ep / tp groups
     reach = routing_of(model, parallel, 1, pattern=routing).reach
-    return max(round(tokens_of_ranks * reach), 1)
+    return max(round(of_all_ranks * reach), 1)

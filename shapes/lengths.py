@@ -22,11 +22,8 @@ def span_text(low: int, high: int) -> str:
 
 
 def spread(span: tuple[int, int], count: int, seed: int) -> list[int]:
-    """Returns `count` lengths at equal distances over the span, both ends included if count > 1.
-
-    The seed changes only their order, so the sum of the lengths, and with it the work, is the same for every
-    seed. Neighbouring seeds give different orders, unless all lengths are equal.
-    """
+    """Returns `count` lengths at equal distances over the span, with both ends if count > 1. The seed changes
+    only their order, and not the work. Neighbouring seeds give different orders, unless all are equal."""
     low, high = span
     if count == 1:
         return [(low + high + 1) // 2]

@@ -189,26 +189,24 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     """The format of the weights, and patterns of the modules that are not quantised. There are three writers:
     DeepSeek, modelopt (`quant_algo`) and compressed-tensors (`config_groups`, with the dtype)."""
-    facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
+    facts = quantization.get("quantization", quantization)  # in hf_quant_config.json one level down
     unquantised: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
         unquantised += facts.get(key) or ()
     if not facts:
         return BF16, unquantised
+    method, algorithm = facts.get("quant_method"), facts.get("quant_algo")
     groups = (facts.get("config_groups") or {}).values()
     of_weights: Mapping[str, Any] = next((g["weights"] for g in groups if g.get("weights")), {})
-    block = facts.get("weight_block_size") or of_weights.get("block_structure")
-    dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"  # float8 without groups
-    method, algorithm = facts.get("quant_method"), facts.get("quant_algo")
-    may_have_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
-    if may_have_blocks and block == [128, 128] and dtype == "float8":
-        return FP8, unquantised
-    if algorithm:
-        return algorithm, unquantised
-    name = facts.get("format") or method or ""
+    dtype = ""  # only compressed-tensors names it
     if of_weights:
-        name += f" {dtype}"
-    return name.strip() or "quantised in an unknown way", unquantised
+        dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"
+    block = facts.get("weight_block_size") or of_weights.get("block_structure")
+    may_have_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
+    if may_have_blocks and block == [128, 128] and dtype in ("", "float8"):
+        return FP8, unquantised
+    name = algorithm or f"{facts.get('format') or method or ''} {dtype}".strip()
+    return name or "quantised in an unknown way", unquantised
 
 
 def _unquantised(patterns: Sequence[str], last_layer: int) -> list[str]:

@@ -40,14 +40,11 @@ def either(names: Sequence[str]) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str = "") -> str:
-    """One line on an unknown name: `unknown op 'mla'; did you mean mla_decode? ops: ...`.
-    It lists the known names if the list is short, or if there is nothing else to say. `see` is the command
-    that lists them, `of` what they belong to."""
+    """One line on an unknown name: `unknown op 'mla'; did you mean mla_decode? ops: ...`. It lists the known
+    names if the list is short or there is no hint. see: the command that lists them; of: their owner"""
     names = list(known)
-    line = f"unknown {what} {name!r}"
-    if of:
-        line += f" of {of}"
-    line += ";"
+    owner = f" of {of}" if of else ""
+    line = f"unknown {what} {name!r}{owner};"
     meant = near(name, names)
     if meant:
         line += f" did you mean {either(meant)}?"

@@ -67,7 +67,7 @@ class Routing:
         shared expert is `local`, and experts of other ranks are -1.
 
         Seeds that differ by 1 give every row other experts. Each turn of a seed hits experts that earlier
-        turns did not hit, as long as a group has any on the rank.
+        turns did not hit, as long as there are any on the rank in the same group.
         """
         shared_pick = (self.local,) if self.shared else ()
         picks = []
@@ -231,9 +231,9 @@ def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
 def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
     """Deals the experts to tokens in order, `topk` to each, over and over, until the picks repeat.
 
-    So that a token has picks of several groups, the order interleaves the experts of `width` groups, a set,
-    before it goes on to the next set. The width is the largest with which each token keeps the group limit.
-    If each token has picks of one set alone, tokens of all sets take turns in the result.
+    The order takes `width` groups at a time, which are called a set, and interleaves their experts, so that a
+    token has picks of several groups. The width is the largest with which all tokens keep the group limit.
+    Where no token has picks of two sets, the result takes a token of each set in turn.
     """
     size, limit, topk = routing._group_size, routing._most_groups, routing.topk
     for width in range(limit, 0, -1):

@@ -40,8 +40,7 @@ class Workload:
     max_running: int | None = None
     """The most requests in the engine at a time (vLLM's --max-num-seqs); None: no limit."""
     range_ratio: float = 1.0
-    """Lengths are uniform between range_ratio * length and length, as SGLang's bench_serving draws them for
-    --random-range-ratio; 1 makes all equal."""
+    """Lengths are uniform between range_ratio * length and length (bench_serving's --random-range-ratio)."""
     arrival_steps: float = 0.0  # the least number of steps between the sending of two requests
     whole_prompts: bool = False
     """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked
@@ -146,12 +145,12 @@ def simulate(workload: Workload) -> Iterator[Phase]:
         budget = workload.token_budget  # of prompt tokens in a step
         if workload.policy == "mixed":
             budget -= len(decoding)
-        limits = []  # of the steps of the phase
-        if decoding:  # until an answer ends
+        limits = []  # how many steps are alike at most
+        if decoding:  # those until an answer ends
             limits.append(min(answer.end for answer in decoding) - count)
-        if prompts:  # while the first prompt fills each step alone; else one step
+        if prompts:  # those that the first prompt fills alone; at least one
             limits.append(max(1, prompts[0].left // budget))
-        if has_room:  # until the next request arrives
+        if has_room:  # those until the next request arrives
             limits.append(math.ceil(arrival - clock))
         steps = min(limits)
 

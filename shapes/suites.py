@@ -38,7 +38,7 @@ DEPLOYED = {
 }
 """Name of a suite, which ends with a degree -> its model, and how the model is split over ranks."""
 COMPOSED = re.compile(r"(?P<base>(?P<model>.+?)(?P<degrees>(-(tp|dp|ep)\d+)+))(-mtp(?P<drafts>\w*))?")
-"""A name that `suite` takes though no suite has it."""
+"""A composed name, as `suite` explains it."""
 PRODUCTION = (
     "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
     "concurrency 128 (dstack, H200) to 1024"
@@ -122,8 +122,7 @@ def _deployed(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
 def suite(name: str) -> Suite:
     """A suite by its name, or the cases of a file NAME.json (see cases_file). A name may also be composed as
     MODEL-tpN-dpN-epN-mtpDRAFTS of at least one degree, or as SUITE-mtpDRAFTS of a suite of DEPLOYED:
-    `kimi-k2-tp4-mtp2`, `r1-tp4-mtp2`. MODEL is one that shapes.models names, or a path. Raises ValueError,
-    which lists the suites, for an unknown name."""
+    `kimi-k2-tp4-mtp2`, `r1-tp4-mtp2`. MODEL is a name of shapes.models or a path. Raises ValueError."""
     if name.endswith(".json"):
         return Suite(name, f"cases in {name}", of_file=tuple(cases_file(name).cases))
     if name in suites():
@@ -149,8 +148,6 @@ LOAD = ("isl", "osl", "concurrency", "range_ratio")
 
 @dataclass(frozen=True)
 class CasesFile:
-    """What a file of cases says."""
-
     cases: list[Case]
     load: dict[str, float]
     """The LOAD of the traffic that the cases were made from; empty where it is not known."""

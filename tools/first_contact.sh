@@ -8,8 +8,12 @@
 # Exit code 1: a step failed; 2: there is no such step; 3: there is no GPU.
 set -u
 [ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0"; exit 2; }
-out=$(realpath -m "$1") wanted=" ${*:2} " root=$(realpath "$(dirname "$0")/..") failed=0
-python=${PYTHON:-python3} runs=$(dirname "$out")/first-contact-runs
+out=$(realpath -m "$1")
+runs=$(dirname "$out")/first-contact-runs
+root=$(realpath "$(dirname "$0")/..")
+python=${PYTHON:-python3}
+wanted=" ${*:2} "  # the named steps, each between spaces; two spaces if none is named
+failed=0
 for name in $wanted; do
   grep -q "^step $name " "$0" || { echo "error: no step $name; steps: $(sed -n 's/^step \([^ ]*\) .*/\1/p' "$0" | xargs)" >&2; exit 2; }
 done
@@ -28,7 +32,7 @@ done > "$out/machine.txt" 2>&1
 
 step() {
   local name=$1 limit=$2 left=$((${WITHIN:-540} - SECONDS)) began=$SECONDS
-  case $wanted in "  " | *" $name "*) ;; *) return ;; esac
+  case $wanted in "  " | *" $name "*) ;; *) return ;; esac  # all steps, or those that are named
   [ $left -ge 15 ] || { echo "[$SECONDS s] $name: left out, no time" | tee -a "$out/log.txt"; return; }
   rm -rf "${runs:?}/$name"  # of an earlier call, which runs.tgz has
   echo "==== $name: ${*:3}" >> "$out/log.txt"

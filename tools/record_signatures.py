@@ -19,10 +19,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness.doctor.bindings import places, rows
+from harness.paths import ROOT
 from kernels.interfaces.library_source import LibrarySource, NotThere
 from shapes.toml import read_toml
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "kernels" / "signatures"
 RELEASES = DATA / "releases.toml"
 GITHUB = "https://github.com/"

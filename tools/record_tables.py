@@ -35,10 +35,8 @@ LINEARS = {
 }
 
 GEMM_COLUMNS = ("gfx", *GEMM.numbers, "libtype", "kernelId", "splitK", "us", "kernelName")
-MOE_COLUMNS = (
-    *("gfx", "cu_num", "token", "model_dim", "inter_dim", "expert", "topk", *MOE.texts, "use_g1u1"),
-    *("doweight_stage1", "block_m", "ksplit", "kernelName1", "kernelName2", "us", "run_1stage", "_tag"),
-)
+MOE_RESULTS = ("block_m", "ksplit", "kernelName1", "kernelName2", "us", "run_1stage", "_tag")
+MOE_COLUMNS = ("gfx", *MOE.numbers[:6], *MOE.texts, *MOE.numbers[6:], *MOE_RESULTS)
 
 LICENCES = {
     "aiter": "AITER, https://github.com/ROCm/aiter, is under the MIT License, (c) Advanced Micro Devices.",

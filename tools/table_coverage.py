@@ -81,16 +81,16 @@ def _table(shape: Shape) -> str:
 def document(rows: Sequence[Mapping[str, Any]], versions: str) -> str:
     """The README of results/tables. versions: a sentence that names the releases"""
     about = (
-        f"{versions} "
-        "All of it is read from files and untested on hardware; SGLang on MI350X and MI355X is as from ROCm"
-        " 7.2 on. Each cell says how many of the shapes have a tuned entry, which part of their time that "
-        "is at the limits of the device, and what the engine runs. The shapes are those of 3200 tokens in "
-        "and 800 out at 1 to 128 requests, with prompts of 3200 to 128000 tokens at once (with DP attention"
-        " 16 to 128 requests a rank and prompts to 16384). **A miss is not yet a loss**, and a hit may be "
-        "the entry for the nearest number of tokens or, in SGLang, of a file for another Triton: `python -m"
-        " harness engine` says which it is, and what runs after a miss. `-` means that no table decides, as"
-        " on B200 and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM choose at run time. "
-        "[coverage.csv](coverage.csv) has the tables and shares. `tools/table_coverage.py` writes both."
+        f"{versions} All of it is read from files and untested on hardware; for SGLang on MI350X and MI355X, "
+        "ROCm 7.2 or later is assumed. Each cell says how many of the shapes have a tuned entry, what share "
+        "they have of the time of all at the limits of the device, and what the engine runs. The shapes are "
+        "those of 3200 tokens in and 800 out at 1 to 128 requests, with prompts of 3200 to 128000 tokens at "
+        "once (with DP attention 16 to 128 requests a rank and prompts to 16384). **A miss is not yet a "
+        "loss**, and a hit may be the entry for the nearest number of tokens or, in SGLang, of a file for "
+        "another Triton: `python -m harness engine` says which it is, and what runs after a miss. `-` means "
+        "that no table decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM "
+        "choose at run time. [coverage.csv](coverage.csv) has the tables and shares. "
+        "`tools/table_coverage.py` writes both."
     )
     title = "# Which shapes of DeepSeek-R1 are tuned"
     text = [title, "", textwrap.fill(about, 120, break_on_hyphens=False), ""]

@@ -61,7 +61,6 @@ def _in_order(found: Evidence) -> Evidence:
 
 
 def read() -> dict[str, Any]:
-    """The content of evidence.json."""
     return json.loads(FILE.read_text())
 
 

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 import kernels
 from harness.errors import UsageError, one_line
-from kernels.binding import Function, Operator, Symbol, Taken
+from kernels.binding import Function, Operator, Symbol, Used
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.platform import distributions, version
@@ -106,7 +106,7 @@ def _places(row: Vendor) -> Iterator[str]:
     return (place for taken in row.symbols for symbol in _alternatives(taken) for place in symbol.places)
 
 
-def _alternatives(taken: Taken) -> tuple[Symbol, ...]:
+def _alternatives(taken: Used) -> tuple[Symbol, ...]:
     return taken if isinstance(taken, tuple) else (taken,)
 
 

@@ -15,7 +15,7 @@ from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
 from harness.report.terminal import wrapped
 from harness.report.text import Key, counted
-from kernels.tables.lookup import decides_without
+from kernels.tables.lookup import what_decides
 from shapes.case import text_of
 
 SIZES_OF_A_STEP = ("m", "tokens", "batch", "ctx", "new", "prefix")
@@ -202,7 +202,7 @@ def _no_rows(shapes: Sequence[Shape]) -> list[str]:
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
     """What chooses the configurations of rows that have no table, if that is known."""
     groups = _groups_by_share((s for s in shapes if s.state == "no table"), lambda s: (s.call.op, s.row))
-    deciding = [(op, row, decides_without(op, row)) for (op, row), _ in groups]
+    deciding = [(op, row, what_decides(op, row)) for (op, row), _ in groups]
     return [f"{op} {row}: {text}" for op, row, text in deciding if text]
 
 

@@ -1,8 +1,7 @@
 """Which row of this suite a serving engine runs for DeepSeek-R1, by op, architecture, case and settings.
 
 Each engine has a file of data here, such as `vllm.toml`. The data were read in the sources of the release
-that the file names, and are untested on hardware. The entries of an op are in the engine's own order: the
-first one that applies is used.
+that the file names, and are untested on hardware. The entries of an op are in the engine's own order.
 """
 
 from __future__ import annotations
@@ -127,8 +126,8 @@ def default(
 def choices(
     op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> dict[str, EngineDefault]:
-    """By engine, what it runs for a case; engines of which that is unknown are left out. All are where the op
-    or a size is unknown here, as a plug-in's may be. sizes: of a case or record; given: as in `default`"""
+    """By engine, what it runs for a case, without engines of which that is unknown. Empty where this suite
+    does not know the op or a size, as for a plug-in. sizes: of a case or record; given: as in `default`"""
     try:
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):

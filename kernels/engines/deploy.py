@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 from kernels.engines import default, engines, entries, facts
 from shapes.attention import Parallel
 from shapes.deployment import Deployment
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
+from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
 """Variables, and flags without leading dashes, by name. The value of a flag that takes none is empty."""
@@ -92,8 +89,7 @@ def deployed(
 
 
 def _fuses(arch: str, split: Deployment, given: Settings) -> bool:
-    """Whether SGLang computes the shared expert as one of the routed experts: it does where the row that it
-    runs for the experts takes a case with a shared one."""
+    """Whether SGLang fuses the shared expert: it does where its row for the experts takes a case with one."""
     import kernels
 
     op = kernels.OPS["fused_moe"]

@@ -85,8 +85,6 @@ class Module:
 
 
 class LibrarySource:
-    """The sources of a library."""
-
     def __init__(self, roots: list[Folder]) -> None:
         """roots: folders in which packages lie, in the order of Python's path"""
         self.roots = roots
@@ -126,8 +124,8 @@ class LibrarySource:
                 return self._in_module(module, names[count:], ())
         raise NotThere(f"no module {'.'.join(names[:-1])}")
 
-    # The methods below follow `names`, of which each is a member of the one before, from a module on. They
-    # return the signature of the last one, or None where the source does not tell, and raise NotThere.
+    # The methods below look for names[0] in a module, for names[1] inside that, and so on. They return the
+    # signature of the last name, or None where the source does not tell it, and raise NotThere.
 
     def _in_module(self, module: Module, names: list[str], seen: Seen) -> Signature | None:
         """The signature of what the module has by these names."""
@@ -137,21 +135,23 @@ class LibrarySource:
         if module.tree is None and not module.is_bare_folder:
             return self._schema(module.name, names[-1])
         seen = (*seen, place)
-        signatures_found: list[Signature | None] = []
-        not_there = NotThere(f"no {place}" if module.is_bare_folder else f"{module.name} has no {names[0]}")
+        found: list[Signature | None] = []
+        not_there: NotThere | None = None  # the error of a definition that lacks a further name
         definitions = _definitions(module.tree, names[0]) if module.tree else []
         for definition in definitions:
             try:
-                signatures_found.append(self._of_definition(definition, module, names, seen))
+                found.append(self._of_definition(definition, module, names, seen))
             except NotThere as error:
                 not_there = error
-        if signatures_found:
-            return _common(signatures_found)
+        if found:
+            return _common(found)
         inner = self._module(place)
         if inner.exists:
             return self._in_module(inner, names[1:], seen) if names[1:] else None
-        if module.tree is None or definitions:
+        if not_there:
             raise not_there
+        if module.tree is None:  # a folder
+            raise NotThere(f"no {place}")
         return self._not_bound(module.tree, module, names, seen)
 
     def _not_bound(self, tree: ast.Module, module: Module, names: list[str], seen: Seen) -> Signature | None:
@@ -171,15 +171,16 @@ class LibrarySource:
 
     def _in_table(self, tree: ast.Module, module: Module, names: list[str], seen: Seen) -> Signature | None:
         """The signature of a name that the module makes. A dict in its source may say where the name is:
-        {name: "module:other name"} or {name: ("module", "other name")}. By {name: "module"} it is in that
-        module, or it is that module if `names` has members of it."""
+        {name: "module:other name"} or {name: ("module", "other name")}. With {name: "module"}, the name is
+        one of that module, or the module itself if `names` goes on with members of it."""
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):
                     continue
                 texts = [text for text in map(_text, _parts(value)) if text]
                 target, *other_name = ":".join(texts).split(":")
-                names_there = [*other_name[:1], *names[1:]] or names
+                members = names[1:]
+                names_there = [other_name[0], *members] if other_name else members or names
                 for place in (f"{module.name}.{target.lstrip('.')}", target):
                     if self._module(place).exists:
                         with contextlib.suppress(NotThere):
@@ -201,6 +202,7 @@ class LibrarySource:
                 return self._in_module(inner, members, seen) if members else None
             if target.exists:
                 return self._in_module(target, [original, *members], seen)
+            # The source of the target is not here: it may be compiled.
             return self._schema(module.name, members[-1] if members else original)
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if isinstance(value, ast.Name):

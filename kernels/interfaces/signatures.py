@@ -1,7 +1,6 @@
 """Reads signatures of live functions, Python source, schemas of torch's operators, and C++ bindings.
 
-A signature that is read from a source has no annotations, and its defaults are texts (`Default`). `parse`
-reads the `str` of such a signature.
+A signature from a source has no annotations, and its defaults are texts (`Default`). `parse` reads its `str`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Look-ups in the tuned tables of AITER, vLLM and SGLang, as these libraries do them.
-
-Files are only read: no library is imported, and none of its files is run or written.
-"""
+"""Look-ups in the tuned tables of AITER, vLLM and SGLang, as these libraries do them. Their files are only
+read: nothing of a library is imported or run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What AITER finds in its tuned tables for GEMM and MoE with block FP8, what it runs else, and what is wrong.
+"""What AITER finds in its tuned tables for GEMM and MoE with block FP8, what it runs where it finds nothing,
+and what is wrong with the tables.
 
 Sources: `get_CKGEMM_config` of `aiter/ops/gemm_op_a8w8.py` and `get_2stage_cfgs` of `aiter/fused_moe.py`, at
 commit e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key
-of MoE, and in what a merge does with gfx and with equal keys. `older` recognises them, and a problem says so.
+of MoE, and in what a merge does with gfx and with equal keys. `why_other_rules` recognises them.
 """
 
 from __future__ import annotations
@@ -16,20 +17,15 @@ import itertools
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from kernels.formats import native
 from kernels.tables import RULES_TOML, Entry, Found, Problem
 from kernels.tables.aiter_csv import CONFIGS, FAMILIES, GEMM, MOE, PRESHUFFLED, Family, Row, Table, rows_here
 from kernels.tables.aiter_triton import TritonTables
-from kernels.tables.files import RECORDED, TableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from kernels.tables.files import Files
-    from kernels.tuning import Target
+from kernels.tables.files import RECORDED, Files, TableError
+from kernels.tuning import Target
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
@@ -60,7 +56,9 @@ class AiterTables:
         """The rows of a family that a look-up for this GPU can find."""
         shapes: Shapes = defaultdict(lambda: defaultdict(list))
         table = self.table(family)
-        for row in [] if table.why_no_row_is_found else table.rows(target.arch):
+        if table.why_no_row_is_found:
+            return shapes
+        for row in table.rows(target.arch):
             is_whole = all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
             if is_whole and row.units == target.units and row.is_block_fp8(fp8_of(target.arch)):
                 shapes[row.shape][int(row.m)].append(row)
@@ -189,7 +187,7 @@ class AiterTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the rows of shapes that were looked up, one problem for each kind and file."""
         found = []
-        if reason := older(self.files):
+        if reason := why_other_rules(self.files):
             found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
         found += _unread(self.files)
         for family in FAMILIES.values():
@@ -271,7 +269,7 @@ def power_of_two(m: int) -> int:
     return 1 << max(m - 1, 0).bit_length()
 
 
-def older(files: Files) -> str:
+def why_other_rules(files: Files) -> str:
     """Why this copy of AITER may look up in another way; empty if it does not, and for recorded extracts."""
     if files.path.parent == RECORDED:
         return ""
@@ -302,9 +300,9 @@ def _faults(
     tables: AiterTables, family: Family, target: Target, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with the rows of a file: texts, each with the rows that it is about."""
-    arch, tuned = target.arch, tables.by_shape(family, target)
-    untuned = [row for row in rows if row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned]
-    if of_other_units := [row for row in untuned if row.units != target.units]:
+    arch, shapes_found = target.arch, tables.by_shape(family, target)
+    not_found = [row for row in rows if row.is_block_fp8(fp8_of(arch)) and row.shape not in shapes_found]
+    if of_other_units := [row for row in not_found if row.units != target.units]:
         shapes = {row.shape for row in of_other_units}
         many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
         units = f"{of_other_units[0].units:g}"

@@ -137,8 +137,6 @@ class Row:
 
 
 class _File(NamedTuple):
-    """A file of a family."""
-
     name: str
     typed: DataFrame
     """The columns `Family.numbers`, as pandas reads them."""
@@ -178,9 +176,11 @@ class Table:
         self.why_aiter_raises = ""
         """Why AITER's first look-up raises; empty where it does not."""
         self._setting = environment.get(family.variable, "")
+        """The files that replace the package's; empty where none are set."""
         in_package = packaged(files, family)
         names = self._setting.split(os.pathsep) if self._setting else in_package
         self._merged = len(names) > 1
+        """Whether AITER merges files. It reads a single one as it is."""
         read = [file for file in map(self._read, names) if file]
         self.title = f"{family.name} ({files_text(len(read))})"
         """The name of the table and how many files it has, for people."""
@@ -196,8 +196,7 @@ class Table:
         self._rows = [row for row in rows if row not in losers]
 
     def rows(self, arch: str) -> list[Row]:
-        """The rows for an architecture, with any number of CUs, in the order of the merge. Where gfx is not
-        part of a GEMM's key, these are all rows."""
+        """The merged rows for an architecture, with any number of CUs: all where a GEMM's key has no gfx."""
         if self.family is not MOE:
             return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
         of_arch = [row for row in self._rows if row.gfx in (arch, None)]

@@ -11,14 +11,11 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kernels.tables import RULES_TOML, Entry, Found, Problem
-from kernels.tables.files import TableError, json_object
-
-if TYPE_CHECKING:
-    from kernels.tables.files import Files
-    from kernels.tuning import Target
+from kernels.tables.files import Files, TableError, json_object
+from kernels.tuning import Target
 
 SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
 FOLDER = "aiter/ops/triton/configs"
@@ -36,10 +33,8 @@ class Place(NamedTuple):
 
 
 def places(arch: str, name: str) -> list[Place]:
-    """The folders of a table in AITER's order. name: NAME or PRESHUFFLED_NAME
-
-    gfx1250 has other folders. No engine's choices in kernels/engines/ name it.
-    """
+    """The folders of a table in AITER's order. name: NAME or PRESHUFFLED_NAME. gfx1250, which no engine here
+    names, has others."""
     nested = f"{FOLDER}/{arch}/triton/gemm/{name.lower().replace('-', '_')}"
     flat = [f"{FOLDER}/{folder}/{arch}-{name}" for folder in ("gemm/triton", "gemm")]
     return [

@@ -127,10 +127,9 @@ class EngineTables:
             down = self._first(target, _down(name)) if self.engine == "sglang" else None
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        # SGLang reads the M of a tile from all entries of the file for down; without one, of the file for up.
+        file_of_tile_m = down or up  # of all its entries SGLang reads BLOCK_SIZE_M
         for table in filter(None, (up, down)):
-            is_last = table is (down or up)
-            if stop := self._why_stopped(table, tokens, "BLOCK_SIZE_M" if is_last else ""):
+            if stop := self._why_stopped(table, tokens, "BLOCK_SIZE_M" if table is file_of_tile_m else ""):
                 return Found(table.file, None, stop)
         entry_m: int | None = None
         notes: list[str] = []
@@ -181,22 +180,22 @@ class EngineTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with files of shapes that were looked up, one problem for each kind and folder."""
         found: list[Problem] = []
-        if self._asks("N="):
+        if self._has_looked_up(is_moe=False):
             found += self._folder_problems(self._rules.gemm, self._device(target))
         moe_device = self._device(target, is_moe=True)
-        if self._asks("E="):
+        if self._has_looked_up(is_moe=True):
             found += self._moe_problems(moe_device)
         if self._own_folder is not None:
             texts: Iterable[str] = ["no kernel of this deployment looks into it"]
-            if self._asks("E="):
+            if self._has_looked_up(is_moe=True):
                 texts = self._variable_problems(moe_device)
             found += [Problem(self._setting, 0, text) for text in texts]
         return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target)]
 
-    def _asks(self, start: str) -> bool:
-        """Whether tables whose names begin so were looked up: `N=` for GEMM, `E=` for MoE."""
-        is_ignored = start == "E=" and self._invariant
-        return not is_ignored and any(name.startswith(start) for name in self._asked)
+    def _has_looked_up(self, is_moe: bool) -> bool:
+        """Whether files for MoE, or those for GEMM, were looked up and are not ignored."""
+        is_ignored = is_moe and self._invariant
+        return not is_ignored and any(name.startswith("E=" if is_moe else "N=") for name in self._asked)
 
     def _moe_problems(self, device: str) -> Iterator[Problem]:
         """What is wrong in the folders for MoE."""
@@ -272,8 +271,7 @@ class EngineTables:
     def _elsewhere(self, target: Target) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
         missed = self._missed(target)
-        for start in filter(self._asks, ("N=", "E=")):
-            is_moe = start == "E="
+        for is_moe in filter(self._has_looked_up, (False, True)):
             device = self._device(target, is_moe)
             try:
                 folders = self._folders if is_moe else [self._rules.gemm]
@@ -342,8 +340,7 @@ class EngineTables:
         return self._rules.moe if self._own_folder is None else self._own_folder
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
-        """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
-        of SGLang returns it."""
+        """The device in files' names: vLLM's get_device_name_as_file_name, SGLang's get_device_name."""
         name = re.sub(self._rules.space, "_", target.device)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name

@@ -100,11 +100,11 @@ class Files:
     def version(self) -> str:
         """The version in the metadata or the source, else the commit; empty where there is neither."""
         try:
-            return self._recorded_version() or self._commit()
+            return self._named_version() or self._commit()
         except (OSError, TableError):
             return ""
 
-    def _recorded_version(self) -> str:
+    def _named_version(self) -> str:
         """The version in the metadata or the source; empty where there is none."""
         exact = self.names(f"{self.package}-*.dist-info/METADATA")
         for metadata in exact or self.names(f"*{self.package}-*.dist-info/METADATA"):  # such as amd_aiter

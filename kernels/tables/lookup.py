@@ -19,8 +19,8 @@ WITHOUT_TABLES: Mapping[str, str] = RULES_TOML["without"]
 """By how the name of a row begins: what decides how the row runs, where its library has no table."""
 
 
-def decides_without(op: str, row: str) -> str:
-    """What decides how a row runs if its library has no table; empty if unknown."""
+def what_decides(op: str, row: str) -> str:
+    """What decides how a row runs whose library has no tuned table; empty if unknown."""
     starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
     start = max(starts, key=len, default="")
     if start == "flashinfer" and op not in ("block_scale_gemm", "fused_moe"):

@@ -31,7 +31,7 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """Odd numbers of rows, fewer and more than tiles have, and of blocks of k; last blocks of 64 columns."""
+    """Odd numbers of rows, below and above those of tiles; 3 to 5 blocks of k; half of a last block of n."""
     all_sizes = [(7, 320, 384), (33, 576, 512), (129, 192, 640)]
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 

@@ -6,7 +6,7 @@ from shapes.attention import Parallel
 from shapes.bins import token_bins
 from shapes.case import Case
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, step_text
-from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, routing_of, rows
+from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, routing_of, rows_on_rank
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
@@ -20,7 +20,7 @@ def _case(
     shared: int = 0, routing: str = "uniform", drafts: int = 0,
 ) -> Case:  # fmt: skip
     """The experts in a step of `tokens` tokens on each attention rank, of which `prompt` are of prompts."""
-    on_rank = rows(model, parallel, tokens, routing)
+    on_rank = rows_on_rank(model, parallel, tokens, routing)
     place = [f"{model.name} {parallel.text} {step_text(tokens, prompt, drafts)}"]
     if expert_columns(model, parallel) % PADDED:
         place.append(place_of_experts(model, parallel))

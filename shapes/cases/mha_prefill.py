@@ -32,8 +32,8 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """Ten sequences, one of them without cached tokens; sequences without any, of 64, 86, 107 and 129, the
-    last of which ends one token behind a tile; sequences that all have some."""
+    """Three batches: ten sequences, one of which has no cached tokens; four without cached tokens, of 64, 86,
+    107 and 129 new ones, where 129 is a tile and one token; four that all have cached tokens."""
     all_sizes = [(10, "1..100", "0..90"), (4, "64..129", "0"), (4, "1..40", "30..100")]
     return [Case("mha_prefill", dict(zip(SIZES, sizes, strict=True))) for sizes in all_sizes]
 

@@ -37,9 +37,9 @@ def smoke() -> list[Case]:
 
 
 def ragged(q: int = 1) -> list[Case]:
-    """Eleven sequences of q tokens (the query tokens alone) to 190; and four of 64, 128, 193 and 257. The
-    first two of these end where pages, blocks or splits of up to 64 and 128 tokens end. The others end one
-    token behind such an edge, of up to 64 and 256, so that query tokens lie on both sides of it."""
+    """Two batches: eleven sequences of q tokens (only the query tokens) to 190, and four of 64, 128, 193 and
+    257 tokens. 64 and 128 end where a page, block or split of a kernel ends. 193 and 257 end one token
+    behind such an end, so that query tokens lie on both sides of it."""
     all_sizes = ((11, f"{q}..190"), (4, "64..257"))
     return [Case("mla_decode", {"batch": batch, "ctx": ctx}) for batch, ctx in all_sizes]
 

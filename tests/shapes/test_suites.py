@@ -14,7 +14,7 @@ from harness.plan.select import choose_cases
 from kernels import OPS
 from shapes.attention import Parallel
 from shapes.bins import token_bins
-from shapes.experts import fused_moe_sizes, rows
+from shapes.experts import fused_moe_sizes, rows_on_rank
 from shapes.lengths import parse_span, span_text
 from shapes.models import model
 from shapes.suites import CASE_MODULES as CASES
@@ -82,8 +82,9 @@ def test_served_cases_keep_the_tokens_of_the_bins(name):
 
 def test_ranks_get_a_share_of_columns_and_whole_experts():
     tp4 = fused_moe_sizes(R1, Parallel(tp=4), 64)
-    assert (tp4["inter"], tp4["ep"], rows(R1, TP8, 64)) == (512, 1, 64)
-    assert [rows(R1, Parallel(tp=16, ep=8), tokens) for tokens in (1, 11)] == [1, 3], "half of 0.5, of 5.5"
+    assert (tp4["inter"], tp4["ep"], rows_on_rank(R1, TP8, 64)) == (512, 1, 64)
+    of_half = [rows_on_rank(R1, Parallel(tp=16, ep=8), tokens) for tokens in (1, 11)]
+    assert of_half == [1, 3], "half of 0.5, of 5.5"
     assert fused_moe_sizes(R1, Parallel(tp=4, ep=4), 64)["inter"] == 2048
     with pytest.raises(ValueError, match=r"^tp=3 must divide the 2048 expert columns of deepseek-r1$"):
         fused_moe_sizes(R1, Parallel(tp=3), 64)
@@ -92,7 +93,7 @@ def test_ranks_get_a_share_of_columns_and_whole_experts():
 def test_without_expert_parallelism_all_ranks_share_each_expert():
     """vLLM's and SGLang's MoE beside DP attention: 8 ranks, of which each has 64 tokens."""
     parallel = Parallel(dp=8)
-    sizes = fused_moe_sizes(R1, parallel, rows(R1, parallel, 64))
+    sizes = fused_moe_sizes(R1, parallel, rows_on_rank(R1, parallel, 64))
     assert (sizes["tokens"], sizes["inter"], sizes["ep"]) == (512, 256, 1)
 
 
@@ -106,9 +107,9 @@ def test_experts_are_routed_as_the_model_routes_them():
     grouped = op.sizes(sizes | {"groups": 8, "group_topk": 4})
     assert (op.sizes(sizes).routed.hit, grouped.routed.hit) == (278, 286)
     assert "groups" not in op.case(fused_moe_sizes(R1, TP8, 64)).text
-    here = rows(k2, ep8, 64)
+    here = rows_on_rank(k2, ep8, 64)
     assert op.sizes(fused_moe_sizes(k2, ep8, here)).routed.reach * 8 * 64 == pytest.approx(here, abs=1)
-    assert here > rows(replace(k2, n_group=8, topk_group=4), ep8, 64) * 1.2
+    assert here > rows_on_rank(replace(k2, n_group=8, topk_group=4), ep8, 64) * 1.2
 
 
 def test_columns_of_experts_are_padded_and_said():

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels import vendor
-from kernels.binding import Function, Taken, first_of
+from kernels.binding import Function, Used, first_of
 from kernels.block_scale_gemm.layouts import column_major, multiples, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, native_scales
@@ -76,7 +76,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
     # The product: the first of these functions that the installed version has.
     multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)
     transform: ClassVar[Function] = TRANSFORM  # brings scales into the kernel's layout
-    symbols: ClassVar[Sequence[Taken]] = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
+    symbols: ClassVar[Sequence[Used]] = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return multiples(sizes, 64)

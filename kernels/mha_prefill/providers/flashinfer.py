@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from kernels.binding import Function, Taken
+from kernels.binding import Function, Used
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import bound
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
@@ -58,7 +58,7 @@ class Fa2(FlashInfer):
     since = "0.2.3"
     requires = "flashinfer-python 0.2.3 or later, CUDA sm_80 or later"
     archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
-    symbols: ClassVar[Sequence[Taken]] = (MAKE, PLAN, RUN)
+    symbols: ClassVar[Sequence[Used]] = (MAKE, PLAN, RUN)
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tables import Problem
-from kernels.tables.aiter import AiterTables, older, padded
+from kernels.tables.aiter import AiterTables, padded, why_other_rules
 from kernels.tables.files import RECORDED, Files
 from kernels.tuning import Target
 from shapes.suites import suite
@@ -538,7 +538,7 @@ def test_a_release_with_other_rules_is_told(tmp_path, core, fused, said):
     tables = checkout(tmp_path, {"aiter/fused_moe.py": fused, "aiter/jit/core.py": core or ""})
     if core is None:
         (tmp_path / "aiter/jit/core.py").unlink()
-    assert older(tables.files) == said
+    assert why_other_rules(tables.files) == said
     assert any("may differ" in each.text for each in problems(tables)) == bool(said)
 
 

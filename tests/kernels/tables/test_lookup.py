@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import kernels
-from kernels.tables.lookup import WITHOUT_TABLES, Lookups, decides_without
+from kernels.tables.lookup import WITHOUT_TABLES, Lookups, what_decides
 from kernels.tuning import Target
 
 MI300X = Target("rocm", "gfx942", 304, "AMD Instinct MI300X")
@@ -16,9 +16,9 @@ def test_what_decides_elsewhere_is_said_of_rows_that_are_there():
 
 
 def test_of_beginnings_of_a_name_the_longest_holds():
-    assert decides_without("block_scale_gemm", "flashinfer.sm90") == WITHOUT_TABLES["flashinfer.sm90"]
-    assert decides_without("fused_moe", "flashinfer.trtllm") == WITHOUT_TABLES["flashinfer"]
-    assert decides_without("mla_decode", "flashinfer.trtllm") == ""
+    assert what_decides("block_scale_gemm", "flashinfer.sm90") == WITHOUT_TABLES["flashinfer.sm90"]
+    assert what_decides("fused_moe", "flashinfer.trtllm") == WITHOUT_TABLES["flashinfer"]
+    assert what_decides("mla_decode", "flashinfer.trtllm") == ""
 
 
 def test_experts_of_a_rank_include_a_fused_shared_one():

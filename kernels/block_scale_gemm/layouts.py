@@ -52,18 +52,15 @@ def multiples(sizes: BlockScaleGemmSizes, n: int = 1, k: int = BLOCK) -> Support
     )
 
 
-def product(
+def bound(
     operands: BlockScaleGemmOperands,
     out: torch.Tensor | None,
     multiply: Call,
     a_q: torch.Tensor | None = None,
     a_scale: torch.Tensor | None = None,
 ) -> Prepared:
-    """The call `multiply`, which reads its quantised activations from other tensors than the operands.
-
-    out:          None where the call returns its output, which may have rows of padding after row M
-    a_q, a_scale: what the call reads, which may have rows of padding too; None: that of the operands
-    """
+    """`multiply` as a Prepared. It reads a_q and a_scale; None stands for that of the operands. Where out is
+    None, it returns its output. These three may have rows of padding after row M."""
     m = operands.sizes.m
     inputs = operands.live_tensors()
     if a_q is not None:

@@ -42,6 +42,7 @@ class BlockScaleGemm(Op):
         )
 
     def operand_bytes(self, sizes: BlockScaleGemmSizes) -> int:
+        """Those of `core`, with a in bf16, from which its a_q is made."""
         return 2 * sizes.m * sizes.k + sizes.quantised_bytes + self.streamed_bytes(sizes)
 
     def narrowed_bytes(self, sizes: BlockScaleGemmSizes) -> int:
@@ -55,8 +56,7 @@ class BlockScaleGemm(Op):
 
     def reference_bytes(self, sizes: BlockScaleGemmSizes) -> int:
         """In fp32: three results; the activations of REFERENCE_ROWS rows with their squares and deviations;
-        the weights of REFERENCE_COLUMNS columns, three times; and six intermediate results for these rows and
-        columns."""
+        REFERENCE_COLUMNS columns of weights, three times; and six intermediate results of this size."""
         rows = rows_kept(sizes.m, sizes.n)
         rows_at_once, columns_at_once = min(rows, REFERENCE_ROWS), min(sizes.n, REFERENCE_COLUMNS)
         activations, weights = 3 * rows_at_once * sizes.k, 3 * columns_at_once * sizes.k

@@ -40,7 +40,7 @@ CUDA_TILES = (
     (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
 )  # fmt: skip
-LAST_SUMS_VALUES = 64 * 128  # of the largest tile whose parts (32 KB each) one program can add up fast enough
+LAST_SUMS_VALUES = 64 * 128  # the most values of a tile whose parts its last program can add up fast enough
 
 # Tiles for AMD: (rows, columns, warps). Tiles of few rows have programs of one wave, of which many run on a
 # compute unit, as in AITER's tuned tables (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
@@ -61,7 +61,7 @@ class SplitKConfig:
     halves: bool = False  # multiplies half of its rows at a time, which takes fewer registers
     tma: bool = False  # loads by descriptors (NVIDIA's tensor memory accelerator)
     persistent: bool = False  # programs loop over tiles: the next tile loads while one is stored
-    per_unit: int = 1  # the most programs per compute unit, which loop over tiles or come from splits of K
+    per_unit: int = 1  # programs per compute unit: the most that loop over tiles, or that splits of K make
     sums: str = "later"  # parts of a tile are added up by its "last" program, or "later" by another kernel
     warps: int = 4
     stages: int = 2
@@ -121,8 +121,7 @@ class SplitK(SuiteTriton):
                 yield config
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
-        tile = next(self.configurations(CPU, sizes))
-        return interpreted_s(sizes, tile.rows, tile.columns)
+        return interpreted_s(sizes, next(self.configurations(CPU, sizes)).rows)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound over all platforms and configurations: the scales of a in this kernel's layout, the
@@ -176,10 +175,10 @@ class SplitK(SuiteTriton):
         return prepared
 
 
-def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
-    """Seconds that Triton's interpreter takes for a call with tiles of this size."""
+def interpreted_s(sizes: BlockScaleGemmSizes, rows: int) -> float:
+    """Seconds that Triton's interpreter takes for a call with tiles of so many rows and 128 columns."""
     steps = math.ceil(sizes.m / rows) * sizes.n_blocks * sizes.k_blocks
-    codes, operations = (rows + columns) * BLOCK, 2 * rows * columns * BLOCK
+    codes, operations = (rows + BLOCK) * BLOCK, 2 * rows * BLOCK * BLOCK
     return steps * (STEP_S + codes * CODE_S + operations / FLOPS)
 
 
@@ -189,10 +188,10 @@ def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
     registers for addresses."""
     is_aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA_TILES:
+        if halves and not is_aligned:
+            continue
         is_large = rows * columns >= 64 * 128
-        all_tma: tuple[bool, ...] = (True,) if is_large else (True, False)
-        if not is_aligned:
-            all_tma = () if halves else (False,)
+        all_tma = (False,) if not is_aligned else (True,) if is_large else (True, False)
         all_stages, all_per_unit = ((2, 3, 4), (1, 2)) if is_large else ((3, 4, 6), (1, 2, 4))
         all_sums = ("later", "last") if rows * columns <= LAST_SUMS_VALUES else ("later",)
         for stages, tma in itertools.product(all_stages, all_tma):

@@ -26,7 +26,7 @@ from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, native_scales
 from kernels.fused_moe import layouts
-from kernels.fused_moe.layouts import WORD, Alignment, W13AndW2, scale_columns, tiles_for
+from kernels.fused_moe.layouts import WORD, Alignment, W13AndW2, most_tiles, scale_columns
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import OPS, Call, Implementation, implementation, sequence
@@ -150,7 +150,7 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 
 def aligned(mean_rows: int) -> tuple[int, Call]:
     """The alignment for experts of so many rows on average, and the call that tells it to the library. It is
-    the rows of a tile: 128 on sm_90; on sm_100 vLLM takes the library's advice, too. The library has one
+    the number of rows of a tile: on sm_90 128, else what the library advises, as in vLLM. The library has one
     alignment for all calls, so that it is set again before each product."""
     if first_of(ADVISE, ALIGNMENT) is ALIGNMENT:
         return int(ALIGNMENT.bind()()), lambda: None
@@ -166,7 +166,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
         if is_masked:
             return sizes.local_experts, -(-sizes.tokens // alignment) * alignment
-        return 1, tiles_for(alignment, sizes) * alignment
+        return 1, most_tiles(alignment, sizes) * alignment
 
     def workspace(sizes: FusedMoeSizes) -> int:
         """For as many rows as any alignment needs: `row_bytes` and the row's expert. The row of each pair."""
@@ -266,7 +266,7 @@ masked = around_products("deepgemm.masked", MASKED, is_masked=True)
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
-        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
+        most_tiles(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
     ),
 )
 def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
@@ -278,8 +278,8 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     w13_scale, w2_scale = scales
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     of_experts = {"local_num_experts": sizes.local_experts, "expert_tokens_meta": None}
-    usual = VLLM_ALIGNMENT.bind()()[0]  # the alignment; `permute` returns that of its call
-    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=usual, **of_experts)()[0]
+    most = VLLM_ALIGNMENT.bind()()[0]  # a call may use a smaller alignment, which `permute` returns
+    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=most, **of_experts)()[0]
     gate_up, expert_out = out.new_empty(rows, 2 * sizes.inter), out.new_empty(rows, sizes.hidden)
     h_q, x_of_rows = w13.new_empty(rows, sizes.inter), w13.new_empty(rows, sizes.hidden)
     quantise = VLLM_QUANTISE.bind(x=operands.x, group_size=BLOCK, column_major_scales=False)
@@ -349,8 +349,8 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
 )
 def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
     """SGLang's runner where no all-to-all library comes before it, in the masked layout and with kernels of
-    its own for quantising, placing, SiLU and the sum over picks. After DeepEP, which quantises and places, it
-    decodes in the same layout. SGLang takes this layout while it fits into a quarter of free memory
+    its own for quantising, placing, SiLU and the sum over picks. Behind DeepEP, which quantises and places,
+    SGLang decodes in this layout too. It takes the layout while that fits into a quarter of free memory
     (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and for longer prefill a contiguous one. This row always
     takes the masked layout."""
     sizes, packed = operands.sizes, packs(machine.of(out.device).arch)

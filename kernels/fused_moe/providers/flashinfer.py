@@ -78,7 +78,8 @@ class FlashInferMoe(vendor.FlashInfer):
     activations = "fp8"
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return sizes.local_experts * sizes.expert_bytes
+        """Of w13, which is two thirds of the weights. w2 is read in place."""
+        return sizes.local_experts * sizes.expert_bytes * 2 // 3
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """For each pair, and for up to 128 rows of padding in each expert: x in FP8, gate and up in bf16, h
@@ -186,6 +187,7 @@ def fits_routing(sizes: FusedMoeSizes) -> Support:
     allocates=True,
     symbols=(TRTLLM, TUNE, SHUFFLE, IN_BLOCKS),
     fits=fits_routing,
+    layout=lambda sizes: sizes.local_experts * sizes.expert_bytes,
     stationary=in_blocks,
 )
 def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
@@ -203,9 +205,6 @@ def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
 class TrtLlmOfSglang(TrtLlm):
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(not sizes.shared, "takes no shared expert")
-
-    def layout(self, sizes: FusedMoeSizes) -> int:
-        return super().layout(sizes) * 2 // 3  # of w13; w2, which is a third, is read in place
 
 
 @implementation(

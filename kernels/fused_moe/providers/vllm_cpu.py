@@ -29,7 +29,7 @@ class Moe(VllmCpu):
     onednn_isa = "AVX512_CORE_BF16"
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
-        return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
+        return need(sizes.ep == 1, "counts an id of -1 outside its table: needs ep=1")
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Gate and up, h and the experts' outputs in bf16; for each thread 32 rows of x and 32 x 32 rows of

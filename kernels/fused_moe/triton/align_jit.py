@@ -34,7 +34,7 @@ def place_kernel(
     counts,  # int32 [segments, experts], if COUNTED
     slots,  # output, int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
     row_of,  # output, int32 [pairs]: the slot of each pair of this rank; or None
-    expert_of,  # output, int32 [tiles]: of each tile; with row_of [all_slots]: of each slot, -1 at the end
+    expert_of,  # output, int32 [tiles]; with row_of [all_slots], of each slot, then -1 behind the last expert
     used_tiles,  # int32 [1]: the number of tiles that have an expert
     pairs, experts, pairs_of_segment,
     all_slots,  # the number of slots of all tiles

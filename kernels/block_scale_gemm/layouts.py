@@ -10,17 +10,15 @@ from kernels.support import Support, need
 
 
 def column_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """A copy of [M, blocks] with strides (1, M rounded up to the multiple), so that the scales of all rows
-    lie side by side, block after block. With a multiple of 4 each block of fp32 scales starts at a multiple
-    of 16 bytes, as TMA requires."""
+    """A copy of [M, blocks] with strides (1, M rounded up to the multiple): scales of all rows lie side by
+    side, block after block. With a multiple of 4, fp32 blocks start at multiples of 16 bytes, for TMA."""
     m, blocks = a_scale.shape
     columns = a_scale.new_zeros(blocks, rounded_up(m, multiple)).t()[:m]
     return columns.copy_(a_scale)
 
 
 def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
-    """A copy [M rounded up to the multiple, columns] whose further rows are zeros, or the tensor itself where
-    M is a multiple already."""
+    """A copy with rows of zeros up to the multiple, or the tensor itself where M is a multiple already."""
     m, columns = tensor.shape
     if m % multiple == 0:
         return tensor

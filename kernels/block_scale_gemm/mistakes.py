@@ -1,5 +1,4 @@
-"""Block-scale GEMM as kernels compute it, for a tile of the output in fp32, and kernels that are wrong in one
-way each.
+"""Block-scale GEMM as kernels compute it, on a tile of the output in fp32; and kernels with one mistake each.
 
 Unless its name says otherwise, a kernel is wrong in one row of the second block of 128 columns. Calls are of
 three kinds: those of `core`, which are given FP8 activations, and in `with_quant` W8A8, which quantises bf16
@@ -129,8 +128,7 @@ def gemm(terms: ChangeTerms = None, **options: Any) -> Variant:
 
 
 def reading(**readers: Callable[[Tile], Any]) -> Variant:
-    """The kernel that multiplies a changed tile. A reader returns what replaces the field of its own name: a,
-    b, a_scale or b_scale."""
+    """The kernel that multiplies a changed tile. A reader returns what replaces the field of its name."""
     return lambda tile: multiply(replace(tile, **{name: read(tile) for name, read in readers.items()}))
 
 
@@ -252,8 +250,7 @@ IN_CORE_AND_W8A16: Variants = {
 
 
 def padded_and_read_unpadded(tile: Tile) -> torch.Tensor:
-    """a's scales, where each column is padded to a multiple of four rows, as TMA needs it, but the kernel
-    reads them as if they were not padded."""
+    """a's scales, of which each column is padded to four rows for TMA, read as if they were not padded."""
     m, blocks = tile.operands.a_scale.shape
     padded = torch.nn.functional.pad(tile.operands.a_scale.t(), (0, -m % 4)).flatten()
     return padded[torch.arange(blocks, device=padded.device) * m + tile.rows[:, None]]
@@ -340,8 +337,7 @@ def quantising_all_rows(**options: Any) -> Compute:
 
 
 def quantising_row(row: int, **options: Any) -> Compute:
-    """One row is quantised with these options. row: that of adversarial operands in which the mistake shows
-    (`_spoil_activations` of operands.py)"""
+    """One row is quantised with these options. row: one where the mistake shows (see `_spoil_activations`)"""
     return in_one_place(multiply, partial(quantised, **options), row)
 
 

@@ -262,8 +262,7 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
 
 def _put_ties(rows: torch.Tensor, is_largest: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     """Changes the magnitudes of rows [m, K] in place. Those that `is_largest` [K] marks become the format's
-    largest value times a power of two, and all others at most an eighth of that. A quarter of the others lie
-    halfway between two codes."""
+    largest value times a power of two; others at most an eighth, a quarter of them halfway between codes."""
     generator = torch.Generator(rows.device).manual_seed(seed + 1)
     # Both formats' largest values are about 2^8, so that the largest of a row stays about as large.
     exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8

@@ -20,8 +20,7 @@ THREADS = 256  # the most threads of a program of four warps
 
 ONE_LAUNCH = 4096
 """The most pairs that each program counts by itself: four passes of a histogram in shared memory take less
-time than another launch. More pairs are divided into segments of about this many, and a first launch counts
-each segment."""
+time than another launch. More are divided into segments of about this many, which a first launch counts."""
 
 MOST_SEGMENTS = 16  # each program of the second launch reads the counts of all
 
@@ -33,13 +32,12 @@ def most_tiles(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes where they
-    are, by slot, or if `by_pair` by pair:
+    """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes:
 
     used_tiles: the number of tiles that have an expert
-    slots:      not by_pair: the pair in each slot; in an empty slot `pairs`
-    row_of:     by_pair: the slot of each pair
-    expert_of:  the expert of each tile; by_pair: of each slot
+    slots:      unless by_pair, the pair in each slot; in an empty slot `pairs`
+    row_of:     if by_pair, the slot of each pair
+    expert_of:  the expert of each tile; if by_pair, of each slot
     """
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
@@ -86,8 +84,7 @@ def expert_ids(
     operands: FusedMoeOperands, entries: list[int]
 ) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
     """Expert ids for a library that takes no -1, but a mask or a map of all experts. All experts on other
-    ranks get the id local_experts instead, as SGLang's `forward_aiter` and vLLM's expert map give it to their
-    kernels.
+    ranks get the id local_experts instead, as from SGLang's `forward_aiter` and vLLM's expert map.
 
     entries: what the mask or map holds for the ids 0 to local_experts
 

@@ -69,8 +69,7 @@ class FusedMoeSizes:
 
     @property
     def group_limit(self) -> tuple[int, int]:
-        """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
-        experts."""
+        """(groups, the most that a token's picks lie in); (1, 1) where groups do not divide the experts."""
         if self.experts % self.routed.groups:
             return 1, 1
         return self.routed.groups, min(self.routed.group_topk, self.routed.groups)
@@ -245,8 +244,8 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
 
 
 # Biased scores are LOW to HIGH for experts that are not picked, and at least PICKED for those that are. So
-# the best two of a group have a sum of at least PICKED + LOW where one is picked, else of at most 2 * HIGH,
-# which is less by GAP.
+# the best two of a group sum to PICKED + LOW or more where one is picked, else to 2 * HIGH or less. GAP is
+# the difference.
 LOW, HIGH, PICKED, GAP = 0.22, 0.26, 0.34, 0.04
 
 MOST = 0.97  # the largest score: a logit of 3.5
@@ -263,9 +262,8 @@ def generator_of(device: str, *seeds: int) -> torch.Generator:
 def routing_operands(
     sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str
 ) -> dict[str, torch.Tensor]:
-    """topk_ids and topk_weights; or in `with_routing` the logits and the bias from which they follow. The
-    choice is clear: sums of chosen groups exceed all others by GAP, and in these groups so do the biased
-    scores of picks."""
+    """topk_ids and topk_weights; or in `with_routing` the logits and the bias from which they follow. Sums of
+    chosen groups exceed all others by GAP. So do, in these groups, the biased scores of picks."""
     routing = sizes.routed
     experts = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
     # The bias lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up to 0.2.

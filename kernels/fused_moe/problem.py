@@ -65,8 +65,7 @@ class FusedMoe(Op):
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
         """80 bytes for each value of x: x and two errors of it in fp32; a result and two variances in fp64,
-        and intermediate results of these. As much again for the rows of one expert, and three times its w13
-        in fp32."""
+        and intermediate results. As much again for the rows of an expert, and three times its w13 in fp32."""
         rows = rows_kept(sizes.tokens, sizes.hidden)
         rows += min(rows, sizes.routed.busiest)
         return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)

@@ -98,8 +98,7 @@ def gemm(
 
 
 def in_tiles(weights: torch.Tensor) -> torch.Tensor:
-    """FP8 weights [..., N, K] in tiles of 16 x 32, in the order in which AITER's matrix instructions read
-    them."""
+    """FP8 weights [..., N, K] in tiles of 16 x 32, in the order in which matrix instructions read them."""
     tiles: torch.Tensor = SHUFFLE.bind(x=weights, layout=(TILE_N, 16))()
     return tiles
 
@@ -145,8 +144,7 @@ dispatch_preshuffled = gemm(
 )  # fmt: skip
 
 # The default kernels of CK and CK Tile, which do not split K; up to 0.1.14 those that AITER's C++ chooses for
-# these sizes. Some of CK Tile's kernels for b in tiles read the scales of a row by row. For these the call
-# transposes the scales back.
+# these sizes. For some of CK Tile's kernels for b in tiles, the call first transposes the scales of a back.
 ck = gemm("aiter.ck", "0.1.4", of_ops("gemm_a8w8_blockscale_ck"))
 cktile = gemm("aiter.cktile", "0.1.10", of_ops("gemm_a8w8_blockscale_cktile"))
 ck_preshuffled = gemm(

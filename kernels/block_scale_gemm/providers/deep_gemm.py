@@ -104,8 +104,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return bound(operands, out, multiply, a_scale=a_scale)
 
     def bind(self, a: object, b: object, out: torch.Tensor) -> Callable[..., Any]:
-        """The call that writes the product of a and b to `out`. a, b: FP8 values and their scales in the
-        kernel's layout"""
+        """The call that writes the product to `out`. a, b: FP8 values, and scales in the kernel's layout"""
         function: Function = first_of(*self.multiply)
         return function.bind(**dict(zip(function.needs, (a, b, out), strict=True)))
 
@@ -153,8 +152,7 @@ class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
 
 
 class DeepGemmOfSglang(DeepGemmBlockScale):
-    """Like `deepgemm@vllm`, but it calls the deep_gemm package itself. SGLang's quantiser aligns the scales
-    on sm_90 too."""
+    """Like `deepgemm@vllm`, but it calls deep_gemm itself, and its quantiser aligns scales on sm_90 too."""
 
     name = "deepgemm@sglang"
     requires = (

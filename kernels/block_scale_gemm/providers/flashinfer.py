@@ -1,5 +1,4 @@
-"""FlashInfer's FP8 products: TensorRT-LLM's DeepGEMM on Hopper; CUTLASS, TensorRT-LLM's generated kernels and
-cuTile on Blackwell.
+"""FlashInfer's FP8 products: on Hopper TensorRT-LLM's DeepGEMM; on Blackwell CUTLASS, cuTile, TensorRT-LLM.
 
 Read in FlashInfer 0.6.18, its tags from v0.2.8, and 0.7.2.post1: flashinfer/gemm/gemm_base.py, whose
 supported_compute_capability says which devices each takes; csrc/fp8_blockscale_gemm_sm90_binding.cu and what

@@ -24,18 +24,15 @@ DIES = {"gfx942": 8, "gfx950": 8}
 """The dies of an MI300X and an MI355X. Each has an L2 cache of its own; programs go to the dies in turn."""
 
 MIN_STEPS = 2
-"""The least blocks of K of a split. A smaller one would gain less than it costs to write its part of the sums
-and to fill its pipeline."""
+"""The least blocks of K of a split: fewer gain less than it costs to write a part and to fill a pipeline."""
 
 SUM_VALUES = 512  # values of the output that a program of `sum_kernel` computes
 
 MOST_PARTS = 304 * 4 * 256 * 128
-"""The most values that the parts of all splits hold: four of the largest tiles on each of an MI300X's 304
-compute units."""
+"""The most values of all parts: four of the largest tiles on each of an MI300X's 304 compute units."""
 
 # Tiles for NVIDIA: (rows, columns, warps, halves). An SM's registers hold one program of 128 x 128 with 8
-# warps, or two with 4 warps that multiply half of their rows at a time. Of two programs one can scale its
-# sums while the other multiplies.
+# warps, or two with 4 warps and halves. Of two programs one can scale its sums while the other multiplies.
 CUDA_TILES = (
     (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
@@ -70,8 +67,7 @@ class SplitKConfig:
         return math.ceil(sizes.m / self.rows) * math.ceil(sizes.n / self.columns)
 
     def splits(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
-        """The parts into which K is split: as many as give each compute unit `per_unit` programs, if K has
-        enough blocks."""
+        """The number of parts of K: if it has enough blocks, each compute unit gets `per_unit` programs."""
         if self.persistent:
             return 1
         blocks = sizes.k_blocks
@@ -183,9 +179,8 @@ def interpreted_s(sizes: BlockScaleGemmSizes, rows: int) -> float:
 
 
 def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-    """The configurations for NVIDIA. Descriptors need rows whose bytes are a multiple of 16. Programs of
-    large tiles use them where they can, and those that multiply halves need them, because they have no
-    registers for addresses."""
+    """The configurations for NVIDIA. Descriptors need rows of a multiple of 16 bytes. Large tiles use them
+    where they can, and tiles with halves need them, because they leave no registers for addresses."""
     is_aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA_TILES:
         if halves and not is_aligned:

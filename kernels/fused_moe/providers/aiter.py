@@ -1,5 +1,4 @@
-"""AITER's fused MoE on MI300X and MI355X: as engines call it, its one-stage assembly, its two CK stages, and
-its Triton product.
+"""AITER's fused MoE: as engines call it, its one-stage assembly, its two CK stages, and its Triton product.
 
 Sources, v0.1.5 to v0.1.20 and e404860: aiter/fused_moe.py, aiter/ops/{moe_op,quant,shuffle}.py,
 csrc/py_itfs_cu/asm_fmoe.cu, op_tests/test_moe_blockscale.py and op_tests/triton_tests/moe/test_moe.py. For
@@ -7,8 +6,7 @@ how engines call it: fused_moe/experts/rocm_aiter_moe.py of vLLM 0.33, srt/layer
 kernels/ops/moe/moe_sorting_small.py of SGLang 0.5.23.
 
 With expert parallelism both engines give ids and a mask of all experts. The rows here, and SGLang after
-DeepEP, replace the ids of all experts on other ranks by one further id, which takes one more launch. Untested
-on hardware.
+DeepEP, give experts on other ranks one further id, which takes one more launch. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -200,8 +198,7 @@ def dispatched(operands: FusedMoeOperands, weights: W13AndW2, sorting: int) -> P
 
 
 def picked(sizes: FusedMoeSizes, is_masked: bool) -> str:
-    """For the record: the configuration that `fused_moe` finds for these sizes; empty where this version does
-    not tell."""
+    """For the record: the configuration that `fused_moe` finds; empty where this version does not tell."""
     q_dtype = fp8_format(sizes.fp8).dtype
     try:
         tuned: Any = CONFIGURATION.bind(

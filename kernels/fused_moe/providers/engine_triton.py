@@ -151,9 +151,9 @@ class TritonMoe(EngineTuned):
     allocates = True
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """What vLLM's `fused_experts_impl` and SGLang's allocate. x in FP8. For each pair, in bf16, gate and up,
-        and a buffer that holds these or the expert's output; h in bf16, and in FP8 with fp32 scales. Sorted
-        pairs in blocks of up to 128: for each place a pair, and at most one expert, both int32."""
+        """What `fused_experts_impl` of both engines allocates: x in FP8; for each pair, in bf16, gate and up,
+        and a buffer for these or the expert's output; h in bf16, and in FP8 with fp32 scales; sorted pairs in
+        blocks of up to 128: for each place a pair, and at most one expert, both int32."""
         gate_up, h = 2 * 2 * sizes.inter, sizes.inter * (2 + 1) + sizes.inter // BLOCK * 4
         of_pair = max(gate_up, 2 * sizes.hidden) + gate_up + h
         sorted_pairs = (sizes.pairs + (sizes.local_experts + 1) * 128) * (4 + 4)
@@ -163,8 +163,7 @@ class TritonMoe(EngineTuned):
 class VllmTritonMoe(Vllm, TritonMoe):
     """`fused_experts` of vLLM's GPU builds: it quantises, sorts, launches `fused_moe_kernel` twice with SiLU
     and requantising between, and sums over picks. With expert parallelism vLLM gives ids and a map of all
-    experts. This row replaces the ids of all experts on other ranks by one further id, in one more launch, so
-    that fewer experts are sorted."""
+    experts. Here one more launch gives experts on other ranks one further id, so that fewer are sorted."""
 
     name = "vllm.triton"
     requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"

@@ -1,10 +1,8 @@
-"""Triton sources that bring (token, expert) pairs into the order of experts, on the device and without
-atomics.
+"""Triton sources that bring (token, expert) pairs into the order of experts, on the device, without atomics.
 
 The pairs of an expert fill tiles of TILE slots, the last of which may end with empty slots. The pairs of an
 expert keep their order, so that every run gives the same result. Few pairs take one launch, in which each
-program counts all of them. Many take two launches, and are divided into so many segments that a device is
-busy.
+program counts all of them. Many take two launches, in segments that keep a device busy.
 """
 
 import triton

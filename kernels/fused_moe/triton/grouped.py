@@ -27,9 +27,7 @@ CHIPLETS = 8  # of gfx942 and gfx950
 ROWS = (16, 32, 64, 128)  # of a tile
 COMBINED = 1024  # columns that a program of `combine_kernel` computes
 FEW_COMBINED = 256  # the same below 32 tokens, for which there would otherwise be too few programs
-MIN_STEPS = 4
-"""The least blocks of K of a split. A smaller one would gain less than it costs to write its part of the sums
-and to fill its pipeline."""
+MIN_STEPS = 4  # the least blocks of K of a split (see MIN_STEPS of split_k)
 MOST_PROGRAMS = 1216  # programs that splits make on any device: four on each of an MI300X's 304 compute units
 MOST_GROUP = 8  # the most tiles that compute a block of columns before the next block
 # Each pair may be a tile of its own where experts have so few pairs, on average and at most.
@@ -253,8 +251,7 @@ def up_blocks(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
 
 
 def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
-    """The parts into which the up product's K is split: as many as give each of so many compute units
-    `per_unit` programs, if K has enough blocks."""
+    """The number of parts of the up product's K: with enough blocks, each unit gets `per_unit` programs."""
     if config.fuse:
         return 1
     blocks = sizes.hidden // BLOCK

@@ -53,8 +53,7 @@ def _rows(tile, ids, slots, expert_of, pairs, SORTED: tl.constexpr, BLOCK_M: tl.
 def _product(total, rows, weights, scale, SWAP: tl.constexpr):
     """total + scale * rows @ weights^T. scale: [rows]. A block of 128 products is summed by itself and added
     in fp32, because tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section
-    3.3.2). With SWAP the tile is transposed, because matrix instructions take 64 rows, and a tile of an
-    expert may have fewer."""
+    3.3.2). With SWAP the tile is transposed, so that rows of weights fill instructions of 64 rows."""
     if SWAP:
         return total + tl.dot(weights, tl.trans(rows)) * scale[None, :]
     else:
@@ -68,8 +67,7 @@ def requantised(
     LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """h = silu(gate) * up divided by the scale of its row, and the scales [BLOCK_M], whose bits are those of
-    kernels.formats."""
+    """h = silu(gate) * up divided by its row's scale; the scales [BLOCK_M], bit by bit those of `formats`."""
     # silu(gate) = gate / (1 + exp(-gate)), written with an exponential that cannot overflow.
     exponential = tl.exp(-tl.abs(gate))
     h = gate * tl.where(gate < 0, exponential, 1.0) / (1.0 + exponential) * up
@@ -258,8 +256,7 @@ def _weighted_scale(
     BLOCKS: tl.constexpr,  # blocks of columns of an expert
     STEPS: tl.constexpr, PICKS: tl.constexpr,
 ):  # fmt: skip
-    """The factor of a step's product: the scale of h times that of the expert's weights times the weight of
-    the pick; 0 for an expert on another rank."""
+    """A step's factor: the scale of h, that of w2 and the pick's weight; 0 for an expert on another rank."""
     pair, step = token * PICKS + step_of_token // STEPS, step_of_token % STEPS
     expert = tl.load(ids + pair).to(tl.int64)
     scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)

@@ -138,7 +138,7 @@ def test_no_split_is_without_a_block() -> None:
 if __name__ == "__main__":
     grouped.MANY_BLOCKS = MANY_BLOCKS
     print_found(interpret, CASES, MORE)
-    if sys.argv[1] == "third":
+    if sys.argv[1] == "third":  # the part of the cases that is not slow
         for segments, rows in ALIGNMENTS:
             case = f"pairs in the order of experts, {segments} segments, {rows} rows"
             print(json.dumps([case, wrong_alignment(segments, rows)]))

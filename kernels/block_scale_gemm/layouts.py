@@ -10,17 +10,15 @@ from kernels.support import Support, need
 
 
 def column_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """A copy of [M, blocks] with strides (1, M rounded up to the multiple), so that the scales of all rows
-    lie side by side, block after block. With a multiple of 4 each block of fp32 scales starts at a multiple
-    of 16 bytes, as TMA requires."""
+    """A copy of [M, blocks] with strides (1, M rounded up to the multiple): scales of all rows lie side by
+    side, block after block. With a multiple of 4, fp32 blocks start at multiples of 16 bytes, for TMA."""
     m, blocks = a_scale.shape
     columns = a_scale.new_zeros(blocks, rounded_up(m, multiple)).t()[:m]
     return columns.copy_(a_scale)
 
 
 def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
-    """A copy [M rounded up to the multiple, columns] whose further rows are zeros, or the tensor itself where
-    M is a multiple already."""
+    """A copy with rows of zeros up to the multiple, or the tensor itself where M is a multiple already."""
     m, columns = tensor.shape
     if m % multiple == 0:
         return tensor
@@ -52,18 +50,15 @@ def multiples(sizes: BlockScaleGemmSizes, n: int = 1, k: int = BLOCK) -> Support
     )
 
 
-def product(
+def bound(
     operands: BlockScaleGemmOperands,
     out: torch.Tensor | None,
     multiply: Call,
     a_q: torch.Tensor | None = None,
     a_scale: torch.Tensor | None = None,
 ) -> Prepared:
-    """The call `multiply`, which reads its quantised activations from other tensors than the operands.
-
-    out:          None where the call returns its output, which may have rows of padding after row M
-    a_q, a_scale: what the call reads, which may have rows of padding too; None: that of the operands
-    """
+    """`multiply` as a Prepared. It reads a_q and a_scale; None stands for that of the operands. Where out is
+    None, it returns its output. These three may have rows of padding after row M."""
     m = operands.sizes.m
     inputs = operands.live_tensors()
     if a_q is not None:

@@ -1,10 +1,9 @@
-"""Block-scale GEMM as kernels compute it, for a tile of the output in fp32, and kernels that are wrong in one
-way each.
+"""Block-scale GEMM as kernels compute it, on a tile of the output in fp32; and kernels with one mistake each.
 
 Unless its name says otherwise, a kernel is wrong in one row of the second block of 128 columns. Calls are of
 three kinds: those of `core`, which are given FP8 activations, and in `with_quant` W8A8, which quantises bf16
-activations, and W8A16, which does not. Wrong sums and most wrong scales of b are those of W8A8: its tolerance
-is the widest, so there the error is the hardest to see.
+activations, and W8A16, which does not. Most wrong sums and scales of b are made in W8A8, because there the
+tolerance is the widest, and an error the hardest to see.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
 from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format, known_scales
 from kernels.mistakes import (
     E4M3,
+    E4M3FNUZ,
     E5M2,
     OTHER_FP8,
     Answers,
@@ -37,6 +37,7 @@ from kernels.mistakes import (
     truncated_to,
 )
 
+Change = Round  # any function of a tensor, not only one that rounds
 Quantised = tuple[torch.Tensor, torch.Tensor]
 """FP8 values of a before scaling [M, K], and their scales [M, blocks of K]."""
 Quantiser = Callable[[Operands], Quantised]
@@ -127,12 +128,11 @@ def gemm(terms: ChangeTerms = None, **options: Any) -> Variant:
 
 
 def reading(**readers: Callable[[Tile], Any]) -> Variant:
-    """The kernel that multiplies a changed tile. A reader returns what replaces the field of its own name: a,
-    b, a_scale or b_scale."""
+    """The kernel that multiplies a changed tile. A reader returns what replaces the field of its name."""
     return lambda tile: multiply(replace(tile, **{name: read(tile) for name, read in readers.items()}))
 
 
-def changed(name: str, change: Round) -> Variant:
+def changed(name: str, change: Change) -> Variant:
     """The kernel that reads a tile's a, b, a_scale or b_scale changed in some way."""
     return reading(**{name: lambda tile: change(getattr(tile, name))})
 
@@ -145,10 +145,10 @@ def quantised(
     operands: Operands,
     *,
     block: int = BLOCK,
-    amax: Round = largest,
+    amax: Change = largest,
     top: float = 0.0,
     rounding: Callable[[torch.dtype, torch.Tensor], torch.Tensor] = fp8,
-    stored: Round = exact,
+    stored: Change = exact,
 ) -> Quantised:
     """Quantises a, with the default options as the suite does.
 
@@ -250,8 +250,7 @@ IN_CORE_AND_W8A16: Variants = {
 
 
 def padded_and_read_unpadded(tile: Tile) -> torch.Tensor:
-    """a's scales, where each column is padded to a multiple of four rows, as TMA needs it, but the kernel
-    reads them as if they were not padded."""
+    """a's scales, of which each column is padded to four rows for TMA, read as if they were not padded."""
     m, blocks = tile.operands.a_scale.shape
     padded = torch.nn.functional.pad(tile.operands.a_scale.t(), (0, -m % 4)).flatten()
     return padded[torch.arange(blocks, device=padded.device) * m + tile.rows[:, None]]
@@ -265,7 +264,7 @@ def in_the_other_format(tile: Tile) -> torch.Tensor:
 
 def without_the_largest_code(tile: Tile) -> torch.Tensor:
     """Reads the largest code as the next smaller one."""
-    most = torch.finfo(tile.operands.b_q.dtype).max * 13 / 14
+    most = {E4M3: 416.0, E4M3FNUZ: 224.0}[tile.operands.b_q.dtype]
     return tile.b.clamp(-most, most)
 
 
@@ -314,7 +313,7 @@ IN_CORE: Variants = {
 }
 
 
-def in_chosen_row(change: Round) -> Compute:
+def in_chosen_row(change: Change) -> Compute:
     """Changes the chosen row of the right output."""
     return lambda operands, out: put(out, chosen_row(operands), change(out[chosen_row(operands)]))
 
@@ -338,8 +337,7 @@ def quantising_all_rows(**options: Any) -> Compute:
 
 
 def quantising_row(row: int, **options: Any) -> Compute:
-    """One row is quantised with these options. row: that of adversarial operands in which the mistake shows
-    (`_spoil_activations` of operands.py)"""
+    """One row is quantised with these options. row: one where the mistake shows (see `_spoil_activations`)"""
     return in_one_place(multiply, partial(quantised, **options), row)
 
 
@@ -373,7 +371,7 @@ def each_in_one_place(variants: Variants, quantiser: Quantiser | None = None) ->
 
 MISTAKES: tuple[Mistake, ...] = (
     *listed(each_in_one_place(IN_W8A8, quantised), "with_quant", "fp8"),
-    *listed(each_in_one_place(IN_CORE_AND_W8A16), form="of given codes: {}"),
+    *listed(each_in_one_place(IN_CORE_AND_W8A16), form="core: {}"),
     *listed(each_in_one_place(IN_CORE_AND_W8A16), "with_quant", form="W8A16: {}"),
     Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
     *listed({**each_in_one_place(IN_CORE), **OUTPUTS}),

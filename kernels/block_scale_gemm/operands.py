@@ -82,10 +82,12 @@ WEIGHT_VALUES = 4_194_301
 ACTIVATION_BLOCKS = 16_381
 ROWS = 1024  # rows of activations that are handled at a time
 
-DEVIATIONS = 4.3  # the format's maximum in deviations of the weights: about the largest of 128x128 of them
+# The format's largest value in standard deviations of weights: about the largest of 128x128 normal values.
+MAX_DEVIATIONS = 4.3
 TYPICAL_SCALE = 2.0**-12  # of the weights
 OUTLIER_CHANNELS = 4  # columns of a
-ZERO_ROW = 61  # one row in so many is zero, from row 58 on; as it is odd, these are of all kinds modulo 8
+# Row 58 and every 61st row after it are zero. 61 is odd, so that these rows are of all kinds modulo 8.
+FIRST_ZERO_ROW, ZERO_ROW_PERIOD = 58, 61
 
 
 def generate(
@@ -121,7 +123,7 @@ def weights(
     """
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.empty(min(WEIGHT_VALUES, n * k), device=device).normal_(generator=generator)
-    values = values.mul_(fmt.max / DEVIATIONS).clamp_(-fmt.max, fmt.max).to(fmt.dtype).view(torch.uint8)
+    values = values.mul_(fmt.max / MAX_DEVIATIONS).clamp_(-fmt.max, fmt.max).to(fmt.dtype).view(torch.uint8)
     b_q = torch.empty(n * k, dtype=torch.uint8, device=device)
     for piece in b_q.split(len(values)):
         piece.copy_(values[: len(piece)])
@@ -187,7 +189,7 @@ def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor
     octaves += torch.where(is_large, 6.0, 0.0)
     # Seven levels 3 octaves apart; steps of five go round all of them.
     octaves += torch.where(row % 8 == 5, 3.0 * (5 * block % 7 - 3), 0.0)
-    is_zero = ((row % 8 == 7) & (draw < 0.3)) | (row % ZERO_ROW == ZERO_ROW - 3)
+    is_zero = ((row % 8 == 7) & (draw < 0.3)) | (row % ZERO_ROW_PERIOD == FIRST_ZERO_ROW)
     return octaves.exp2_().masked_fill_(is_zero, 0.0)
 
 
@@ -234,8 +236,8 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     a[0::4] = torch.where(is_at_edge, a[0::4] * 2.0**5, a[0::4])
     edge_value = 2 * a[0::4].abs().amax(1)
     a[0::4, 0], a[0::4, -1] = edge_value, -edge_value
-    # fp16 holds the scales of neither. A quantiser that takes no magnitude below 1 loses row 4. One that
-    # takes none below 1e-4, as DeepGEMM does, keeps it.
+    # The scales of rows 0 and 4 are beyond the range of fp16. A quantiser that takes no magnitude below 1
+    # loses row 4. One that takes none below 1e-4, as DeepGEMM does, keeps it.
     a[0::8] *= 2.0**24
     a[4::8] *= 2.0**-12
     # 1: sums overflow fp16.
@@ -249,8 +251,8 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     # 5: every third block is zero, with -0 among the zeros; the block after it is 2^6 times larger.
     a[5::8] = torch.where(block % 3 == 1, a[5::8] * 2.0**6, a[5::8])
     a[5::8] = torch.where(block % 3 == 0, a[5::8] * 0.0, a[5::8])
-    # 6: each second block is the negative of the block before it, so that neighbouring sums nearly cancel
-    # where the weights do not differ.
+    # 6: each second block is the negative of the block before it. In a kernel that multiplies both by the
+    # weights and scales of one block, their sums cancel.
     pairs, rows = k // (2 * BLOCK), a[6::8]
     if pairs and len(rows):
         pair = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
@@ -259,10 +261,10 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
 
 
 def _put_ties(rows: torch.Tensor, is_largest: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
-    """Changes rows [m, K] in place, but no sign. The values that `is_largest` [K] marks become the format's
-    largest value times a power of two, and all others at most an eighth of that. A quarter of the others lie
-    halfway between two codes."""
+    """Changes the magnitudes of rows [m, K] in place. Those that `is_largest` [K] marks become the format's
+    largest value times a power of two; others at most an eighth, a quarter of them halfway between codes."""
     generator = torch.Generator(rows.device).manual_seed(seed + 1)
+    # Both formats' largest values are about 2^8, so that the largest of a row stays about as large.
     exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8
     draw = torch.empty(rows.shape, device=rows.device)
     size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)

@@ -33,7 +33,7 @@ def reference(
     bits in sums of 128 products, and fp32 between these sums, is far smaller than that.
 
     sigma_fp8: where a call quantises the activations, their rounding (d of formats.rounding_deviation) adds
-    sqrt(sum_k (d b)^2). d is that of power-of-two scales, and of no scheme in use is it larger.
+    sqrt(sum_k (d b)^2). d is for power-of-two scales, with which it is the largest of all schemes in use.
     """
     is_core = operands.a is None
     m, n, device = operands.sizes.m, operands.sizes.n, operands.b_q.device

@@ -14,19 +14,18 @@ from kernels.lazy import torch
 from kernels.op import Call, sequence
 
 W13AndW2 = tuple["torch.Tensor", "torch.Tensor"]  # w13 and w2, or their scales, in a library's layout
-WORD = 4  # exponents of scales in an int32; a program of SiLU computes so many blocks of 128 values
+WORD = 4  # blocks whose exponents fill an int32; a program of rows_jit's SiLU computes as many
 CHUNK = {"cpu": 1 << 16, "cuda": 1024}  # pairs that are counted or placed at a time
 THREADS = 256  # the most threads of a program of four warps
 
 ONE_LAUNCH = 4096
 """The most pairs that each program counts by itself: four passes of a histogram in shared memory take less
-time than another launch. More pairs are divided into segments of about this many, and a first launch counts
-each segment."""
+time than another launch. More are divided into segments of about this many, which a first launch counts."""
 
 MOST_SEGMENTS = 16  # each program of the second launch reads the counts of all
 
 
-def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
+def most_tiles(rows: int, sizes: FusedMoeSizes) -> int:
     """The most tiles that pairs can need: each expert may leave all but one row of its last tile empty."""
     pairs = sizes.pairs
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
@@ -36,9 +35,9 @@ class Alignment:
     """A call that places the pairs in tiles of `rows` slots, each tile for one expert. It writes:
 
     used_tiles: the number of tiles that have an expert
-    slots:      without by_pair, the pair in each slot; in an empty slot `pairs`
-    row_of:     with by_pair, the slot of each pair
-    expert_of:  the expert of each tile; with by_pair, of each slot
+    slots:      unless by_pair, the pair in each slot; in an empty slot `pairs`
+    row_of:     if by_pair, the slot of each pair
+    expert_of:  the expert of each tile; if by_pair, of each slot
     """
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
@@ -46,7 +45,7 @@ class Alignment:
 
         from kernels.fused_moe.triton.align_jit import count_kernel, place_kernel
 
-        pairs, experts, tiles = sizes.pairs, sizes.local_experts, tiles_for(rows, sizes)
+        pairs, experts, tiles = sizes.pairs, sizes.local_experts, most_tiles(rows, sizes)
         segments = max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
         pairs_of_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
 
@@ -85,10 +84,9 @@ def expert_ids(
     operands: FusedMoeOperands, entries: list[int]
 ) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
     """Expert ids for a library that takes no -1, but a mask or a map of all experts. All experts on other
-    ranks get the id local_experts instead, as SGLang's `forward_aiter` and vLLM's expert map give it to their
-    kernels.
+    ranks get the id local_experts instead, as from SGLang's `forward_aiter` and vLLM's expert map.
 
-    entries: of the mask or map, for the ids 0 to local_experts
+    entries: what the mask or map holds for the ids 0 to local_experts
 
     Returns the ids, int32 [tokens, picks]; the part of the timed call that writes them; and the mask or map,
     int32 [local_experts + 1], or None where all experts are on this rank.
@@ -171,7 +169,7 @@ class AroundProducts:
         h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if interpreted else self.h_q
         written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
         self.activate: Call = functools.partial(
-            silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
+            silu_kernel[(len(row_of), -(-sizes.inter // (BLOCK * WORD)))],
             *(self.gate_up, operands.topk_ids, row_of, h_written, self.h_scale),
             **requantising(sizes), INTER=sizes.inter, CAPACITY=rows, PACKED=packed,
         )  # fmt: skip

@@ -1,5 +1,4 @@
-"""A fused MoE layer as kernels compute it, one expert after another, and kernels that are wrong in one way
-each. Tensors are fp32.
+"""A fused MoE layer as kernels compute it, expert by expert in fp32; and kernels with one mistake each.
 
 Unless its name says otherwise, a kernel is wrong in one expert. Most mistakes are made in calls that quantise
 to FP8: the tolerance of these calls is the widest, so there the error is the hardest to see.
@@ -14,14 +13,7 @@ from functools import partial
 
 import torch
 
-from kernels.formats import (
-    BLOCK,
-    FORMATS,
-    dequantise_activations,
-    fp8_format,
-    known_scales,
-    quantise_activations,
-)
+from kernels.formats import BLOCK, dequantise_activations, fp8_format, known_scales, quantise_activations
 from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import SCALING
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
@@ -39,8 +31,7 @@ def whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def by_blocks(x: torch.Tensor, w: torch.Tensor, sums: Round = exact, total: Round = exact) -> torch.Tensor:
-    """Multiplies 128 of K at a time. sums: rounds the sum of each block; total: rounds the sum over blocks
-    after each of them"""
+    """Multiplies 128 of K at a time. sums: rounds each block's sum; total: rounds the sum of blocks so far"""
     out = x.new_zeros(len(x), len(w))
     for a, b in zip(x.split(BLOCK, 1), w.split(BLOCK, 1), strict=True):
         out = total(out + sums(a @ b.T))
@@ -97,11 +88,8 @@ def requantised(operands: Operands, x: torch.Tensor) -> torch.Tensor:
 def layer(
     operands: Operands, plan: Plan, picks: Picks | None = None, plans_of_experts: Mapping[int, Plan] = {}
 ) -> torch.Tensor:
-    """Returns the output [tokens, hidden].
-
-    picks:            None for the right ones
-    plans_of_experts: by number, the plans of experts that compute in another way
-    """
+    """The output [tokens, hidden]. picks: None for the right ones; plans_of_experts: by number, the plans of
+    experts that compute in another way"""
     ids, weights = routing(operands) if picks is None else picks
     if operands.boundary == "core":
         x = plan.x(dequantise_activations(operands.x_q, operands.x_scale))
@@ -159,13 +147,13 @@ def without_last_block(w: torch.Tensor) -> torch.Tensor:
 
 def scale_left_out(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The codes of h, without the scale by which h was divided."""
-    return quantise_activations(silu(gate, up), FORMATS["e4m3fn"])[0].float()
+    return quantise_activations(silu(gate, up), fp8_format("e4m3fn"))[0].float()
 
 
 def one_poor_scale(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Rounds h to FP8 with a scale 64 times as large as the largest value needs."""
     h = silu(gate, up)
-    scale = 64 * h.abs().max().clamp(min=1e-30) / FORMATS["e4m3fn"].max  # clamped, so that it is not 0
+    scale = 64 * h.abs().max().clamp(min=1e-30) / fp8_format("e4m3fn").max  # clamped, so that it is not 0
     return fp8(E4M3, h / scale) * scale
 
 
@@ -386,7 +374,7 @@ def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
         ids, weights = wrong(operands, right_ids, right_weights)
         return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
 
-    # Here all experts make the mistake, so that a change of their outputs (`expert_out`) is another mistake.
+    # Here all experts make the mistake. Plans that change the output of one expert are left out.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
         **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},

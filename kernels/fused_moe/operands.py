@@ -23,7 +23,7 @@ class FusedMoeSizes:
     """hidden and inter are those of an expert on this rank. They are multiples of 128, because otherwise gate
     and up would share a scale. `_advice` says what engines do with other sizes."""
 
-    tokens: int  # rows of the rank's kernel
+    tokens: int  # of a call; each picks an expert of the rank (see shapes.routing)
     experts: int = 256  # routed experts of the layer
     topk: int = 8  # experts that a token picks
     hidden: int = 7168
@@ -69,8 +69,7 @@ class FusedMoeSizes:
 
     @property
     def group_limit(self) -> tuple[int, int]:
-        """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
-        experts."""
+        """(groups, the most that a token's picks lie in); (1, 1) where groups do not divide the experts."""
         if self.experts % self.routed.groups:
             return 1, 1
         return self.routed.groups, min(self.routed.group_topk, self.routed.groups)
@@ -134,7 +133,7 @@ class FusedMoeOperands(Operands):
     def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
         """The same x and weights (`cold`: copies of them), and picks of other experts."""
         seeds = Seeds(self.seeds.stationary, self.seeds.live, turn)
-        live = picks(self.sizes, seeds, str(self.w13.device), self.boundary)
+        live = routing_operands(self.sizes, seeds, str(self.w13.device), self.boundary)
         live.pop("bias", None)  # stationary, thus the same for all turns
         base = self.copy() if cold else self
         return base.replaced(seeds=seeds, **live)
@@ -158,7 +157,7 @@ STRIDE = 4099
 GATE = 3.0
 """Root mean square of gate and up for a token of deviation 1: there SiLU is neither linear nor saturated."""
 
-HOT = 8  # in every second token one of so many blocks of K is large, and the others are zero or small
+HOT = 8  # in tokens 1 and 2 modulo 4, one of so many blocks of K is large, and the others are zero or small
 
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
@@ -167,7 +166,7 @@ def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "c
     return FusedMoeOperands(
         **weights(sizes, first, device),
         **activations(sizes, first, device, boundary),
-        **picks(sizes, first, device, boundary),
+        **routing_operands(sizes, first, device, boundary),
         sizes=sizes,
         seeds=first,
         boundary=boundary,
@@ -245,8 +244,8 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
 
 
 # Biased scores are LOW to HIGH for experts that are not picked, and at least PICKED for those that are. So
-# the best two of a group have a sum of at least PICKED + LOW where one is picked, else of at most 2 * HIGH,
-# which is less by GAP.
+# the best two of a group sum to PICKED + LOW or more where one is picked, else to 2 * HIGH or less. GAP is
+# the difference.
 LOW, HIGH, PICKED, GAP = 0.22, 0.26, 0.34, 0.04
 
 MOST = 0.97  # the largest score: a logit of 3.5
@@ -260,10 +259,11 @@ def generator_of(device: str, *seeds: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(mixed)
 
 
-def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
-    """topk_ids and topk_weights; or in `with_routing` the logits and the bias from which they follow. The
-    choice is clear: sums of chosen groups exceed all others by GAP, and in these groups so do the biased
-    scores of picks."""
+def routing_operands(
+    sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str
+) -> dict[str, torch.Tensor]:
+    """topk_ids and topk_weights; or in `with_routing` the logits and the bias from which they follow. Sums of
+    chosen groups exceed all others by GAP. So do, in these groups, the biased scores of picks."""
     routing = sizes.routed
     experts = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
     # The bias lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up to 0.2.

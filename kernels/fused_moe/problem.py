@@ -60,13 +60,12 @@ class FusedMoe(Op):
         return sizes.routed.touched(turns) * sizes.expert_bytes
 
     def turn_bytes(self, sizes: FusedMoeSizes) -> int:
-        """The set's own picks or logits, and the activations in FP8 that `step` writes for it."""
+        """The set's own picks and logits, and the activations in FP8 that `step` writes for it."""
         return sizes.pairs * 8 + sizes.tokens * sizes.experts * 4 + sizes.quantised_bytes
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
         """80 bytes for each value of x: x and two errors of it in fp32; a result and two variances in fp64,
-        and intermediate results of these. As much again for the rows of one expert, and in fp32 an expert's
-        largest weight with its squares."""
+        and intermediate results. As much again for the rows of an expert, and three times its w13 in fp32."""
         rows = rows_kept(sizes.tokens, sizes.hidden)
         rows += min(rows, sizes.routed.busiest)
         return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)

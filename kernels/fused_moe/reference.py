@@ -73,13 +73,14 @@ def _expert(
     """The output of an expert for rows x fp32 [m, hidden]: [m, hidden]; and its deviations, [2, m, hidden],
     for activations in bf16 and in FP8. x_errors: those of x for these two, or one for both"""
     sizes: FusedMoeSizes = operands.sizes
+    # As the deviation of x, x itself gives the norms of terms, in which errors of weights are shares of UNIT.
     gate_up, deviations = _products(
         operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *x_errors])
     )
-    from_weights, from_x_bf16, from_x_fp8 = deviations[0], deviations[1], deviations[-1]
+    norms, from_x_bf16, from_x_fp8 = deviations[0], deviations[1], deviations[-1]
     gate, up = gate_up.chunk(2, -1)
-    # Of the weights and of the results, both of which are rounded: independent of the error of x.
-    own_gate, own_up = (UNIT * torch.hypot(from_weights, gate_up)).chunk(2, -1)
+    # The errors that rounding the weights and the results makes. They are independent of the error of x.
+    own_gate, own_up = (UNIT * torch.hypot(norms, gate_up)).chunk(2, -1)
     silu = gate * gate.sigmoid()
     h = silu * up
 
@@ -89,7 +90,7 @@ def _expert(
         slope = _steepest(gate, 2 * all_gate)
         common = slope * up.abs() * x_gate + silu.abs() * x_up
         independent = torch.hypot(slope * up * own_gate, silu * own_up)
-        second_order = slope * all_gate * all_up
+        second_order = slope * all_gate * all_up  # the product of both errors
         # Both h and the weights that it is multiplied by are rounded.
         rounded = torch.hypot(second_order, 2**0.5 * UNIT * h)
         if rounds_to_fp8:

@@ -69,8 +69,7 @@ def router(
 
 
 def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torch.Tensor, torch.Tensor]:
-    """The picks int64 [tokens, topk + shared], and their weights in the dtype of the arguments. logits:
-    [tokens, experts]; bias: [experts]"""
+    """The picks int64 [tokens, topk + shared], and their weights in the dtype of the arguments."""
     import torch
 
     scores = logits.sigmoid()

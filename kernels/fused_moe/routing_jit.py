@@ -60,8 +60,7 @@ def route_kernel(
         chosen_place = tl.where(pick[None, :] == i, best_place[:, None], chosen_place)
         flat = tl.where(place[None, :] == best_place[:, None], float("-inf"), flat)
 
-    # The scores of the chosen are computed from their logits again, which takes one load. To take each out of
-    # `score` would take a reduction.
+    # The scores of the chosen are computed again, by one load. From `score` each would take a reduction.
     is_routed = (pick < TOPK)[None, :]
     chosen = chosen_place // GROUP_PADDED * GROUP + chosen_place % GROUP_PADDED
     at = row[:, None] * logits_row + chosen * logits_column

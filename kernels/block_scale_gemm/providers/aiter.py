@@ -56,7 +56,7 @@ def gemm(
         a_scale = passed_a_scale = operands.a_scale
         if preshuffled:
             b_q = in_tiles(b_q)
-            if is_triton:  # the rows of a tile are one row of the tensor that it gets
+            if is_triton:  # takes all rows of a tile as one row of a tensor
                 b_q = b_q.reshape(b_q.shape[0] // TILE_N, -1)
             # The kernel reads the scales block after block, but takes a contiguous tensor [M, blocks]. So the
             # passed one is the memory of a_scale in another shape: its indexes are no rows and blocks.
@@ -98,8 +98,7 @@ def gemm(
 
 
 def in_tiles(weights: torch.Tensor) -> torch.Tensor:
-    """FP8 weights [..., N, K] in tiles of 16 x 32, in the order in which AITER's matrix instructions read
-    them."""
+    """FP8 weights [..., N, K] in tiles of 16 x 32, in the order in which matrix instructions read them."""
     tiles: torch.Tensor = SHUFFLE.bind(x=weights, layout=(TILE_N, 16))()
     return tiles
 
@@ -145,7 +144,7 @@ dispatch_preshuffled = gemm(
 )  # fmt: skip
 
 # The default kernels of CK and CK Tile, which do not split K; up to 0.1.14 those that AITER's C++ chooses for
-# these sizes. Before some of CK Tile's kernels for b in tiles, the call transposes the scales of a back.
+# these sizes. For some of CK Tile's kernels for b in tiles, the call first transposes the scales of a back.
 ck = gemm("aiter.ck", "0.1.4", of_ops("gemm_a8w8_blockscale_ck"))
 cktile = gemm("aiter.cktile", "0.1.10", of_ops("gemm_a8w8_blockscale_cktile"))
 ck_preshuffled = gemm(

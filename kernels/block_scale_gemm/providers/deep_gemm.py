@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import Function, Used, first_of
-from kernels.block_scale_gemm.layouts import column_major, multiples, product, rounded_up
+from kernels.block_scale_gemm.layouts import bound, column_major, multiples, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, native_scales
 from kernels.lazy import torch
@@ -66,7 +66,8 @@ SGLANG_QUANTISE = Function(
 
 class DeepGemmBlockScale(vendor.DeepGemm):
     """The scales of a are brought into the kernel's layout before timing, as an engine's quantiser writes
-    them. On Blackwell the suite's own quantiser writes fp32, which DeepGEMM packs within the call."""
+    them. Where the suite's own quantiser precedes the call on Blackwell, it writes scales in fp32, which
+    DeepGEMM packs within the call (see _Packed)."""
 
     name = "deepgemm"
     requires = (
@@ -86,9 +87,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return sizes.n_blocks * BLOCK * rounded_up(sizes.k_blocks, 4)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound: two copies of the scales of a, in fp32, or packed: then blocks are rounded up to
-        four, by three at most."""
-        return 2 * 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3)
+        """An upper bound: two copies of the scales of a in fp32. Packed scales take no more bytes."""
+        return 2 * 4 * rounded_up(sizes.m, TMA_ROWS) * sizes.k_blocks
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         if operands.a is not None:
@@ -101,11 +101,10 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         # The layout that DeepGEMM's get_mn_major_tma_aligned_tensor would make, so that it copies nothing.
         a_scale = column_major(operands.a_scale, TMA_ROWS)
         multiply = self.bind((operands.a_q, a_scale), self.weights(operands), out)
-        return product(operands, out, multiply, a_scale=a_scale)
+        return bound(operands, out, multiply, a_scale=a_scale)
 
     def bind(self, a: object, b: object, out: torch.Tensor) -> Callable[..., Any]:
-        """The call that writes the product of a and b to `out`. a, b: FP8 values and their scales in the
-        kernel's layout"""
+        """The call that writes the product to `out`. a, b: FP8 values, and scales in the kernel's layout"""
         function: Function = first_of(*self.multiply)
         return function.bind(**dict(zip(function.needs, (a, b, out), strict=True)))
 
@@ -153,8 +152,7 @@ class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
 
 
 class DeepGemmOfSglang(DeepGemmBlockScale):
-    """Like `deepgemm@vllm`, but it calls the deep_gemm package itself. SGLang's quantiser aligns the scales
-    on sm_90 too."""
+    """Like `deepgemm@vllm`, but it calls deep_gemm itself, and its quantiser aligns scales on sm_90 too."""
 
     name = "deepgemm@sglang"
     requires = (

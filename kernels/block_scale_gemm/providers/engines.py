@@ -27,7 +27,7 @@ from typing import Any
 
 from kernels import platform as platforms
 from kernels.binding import BindingError, Function
-from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product
+from kernels.block_scale_gemm.layouts import bound, multiples, padded, padding_bytes
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
@@ -77,7 +77,7 @@ def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     allocates=True,
     symbols=(CUTLASS_OF_SGLANG,),
     fits=lambda sizes: multiples(sizes, BLOCK),
-    workspace=lambda sizes: padding_bytes(sizes, SM90_ROWS),
+    workspace=lambda sizes: 4 * sizes.m * sizes.k_blocks,
 )
 def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     """The kernel is compiled at the first call."""
@@ -90,7 +90,7 @@ def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
     a_q, a_scale = padded(operands, multiple)
     arguments = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
     multiply = function.bind(**dict(zip(function.needs, arguments, strict=True)))
-    return product(operands, None, multiply, a_q, a_scale)
+    return bound(operands, None, multiply, a_q, a_scale)
 
 
 # Few tokens
@@ -146,7 +146,7 @@ class GemmTables(EngineLookUp):
     """How an engine looks up a configuration. To force one, the engine's look-up function is replaced for the
     time of a call by a function that returns it."""
 
-    engine: str  # `vllm` or `sglang`: the key of RULES, which has the rules that no function here gives
+    engine: str  # a key of RULES, which has the engine's default and how its files' names write the block
     multiply: Function  # the product
     find_table: Function  # returns its table for a weight, from M to configuration, or None
     find_device: Function  # returns the device's name
@@ -258,9 +258,10 @@ class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
     how_to_use = f"copy it to {VLLM.rpartition('.')[0].replace('.', '/')}/configs"
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
-        return interpreted_s(sizes, TILE_M, BLOCK)
+        return interpreted_s(sizes, TILE_M)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
+        """On a CPU, the product in fp32."""
         return 4 * sizes.m * sizes.n
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:

@@ -1,5 +1,4 @@
-"""FlashInfer's FP8 products: TensorRT-LLM's DeepGEMM on Hopper; CUTLASS, TensorRT-LLM's generated kernels and
-cuTile on Blackwell.
+"""FlashInfer's FP8 products: on Hopper TensorRT-LLM's DeepGEMM; on Blackwell CUTLASS, cuTile, TensorRT-LLM.
 
 Read in FlashInfer 0.6.18, its tags from v0.2.8, and 0.7.2.post1: flashinfer/gemm/gemm_base.py, whose
 supported_compute_capability says which devices each takes; csrc/fp8_blockscale_gemm_sm90_binding.cu and what
@@ -12,14 +11,14 @@ from __future__ import annotations
 
 from kernels import vendor
 from kernels.binding import Function
-from kernels.block_scale_gemm.layouts import column_major, multiples, padded, padded_rows, product, rounded_up
+from kernels.block_scale_gemm.layouts import bound, column_major, multiples, padded, padded_rows, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
-ROWS = 4  # rows whose fp32 scales, 16 bytes, the kernels for sm_90 and CUTLASS's read at a time
+ROWS = 4  # the kernel for sm_90 and CUTLASS's read the fp32 scales of so many rows at a time: 16 bytes
 TWO_SMS_ROWS = 256  # rows from which an instruction over two SMs is faster (gemm_fp8_nt_groupwise)
 WORKSPACE = 32 << 20  # bytes that gemm_fp8_nt_groupwise allocates
 TRTLLM_K = 256  # the least K that TensorRT-LLM's kernels take
@@ -68,7 +67,7 @@ def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared
         return SM90.bind(input=operands.a, input_scale=None, **weights, out=out)
     a_scale = column_major(operands.a_scale, ROWS)  # the kernel assumes this stride
     multiply = SM90.bind(input=operands.a_q, input_scale=a_scale.t(), **weights, out=out)
-    return product(operands, out, multiply, a_scale=a_scale)
+    return bound(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(
@@ -94,7 +93,7 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         scale_major_mode="MN", scale_granularity_mnk=(1, BLOCK, BLOCK), out=padded_out, backend="cutlass",
         mma_sm=2 if len(padded_out) >= TWO_SMS_ROWS else 1,
     )  # fmt: skip
-    return product(operands, padded_out[: operands.sizes.m], multiply, a_q, a_scale)
+    return bound(operands, padded_out[: operands.sizes.m], multiply, a_q, a_scale)
 
 
 @implementation(
@@ -113,7 +112,7 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     (0.5.23), which adds no rows where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
     multiply = with_b(operands, out, a_scale=a_scale, scale_major_mode=None, backend="trtllm")
-    return product(operands, out, multiply, a_scale=a_scale)
+    return bound(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(

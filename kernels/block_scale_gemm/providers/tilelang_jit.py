@@ -1,5 +1,4 @@
-"""TileLang source of the block-scale GEMM. TileLang reads it as text, so that no annotation may be a
-string."""
+"""TileLang source of the block-scale GEMM. TileLang reads it as text: no annotation may be a string."""
 
 import tilelang.language as T
 

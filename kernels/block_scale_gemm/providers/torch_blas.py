@@ -5,10 +5,9 @@ _scaled_block1x128_block128x128: the scales of a lie column by column; the scale
 next to each other, padded to a multiple of four.
 
 hipBLASLt: the weights are dequantised to bf16 for its bf16 product. Its row-wise FP8 product is not a row
-here, because both operands would have to be quantised again with one scale per row. The check refuses such
-outputs in `core`, where they err by 13 to 16 sigma and 2 are allowed. In `with_quant`, where activations may
-be rounded to FP8, they would pass with 1.2 to 1.4 sigma, and the row would be ranked with kernels that keep
-the weights exact. `doctor` measures the speed of FP8 products without block scales, as the ceiling of fp8.
+here, because both operands would have to be quantised again with one scale per row. In `core` such outputs
+err by 13 to 16 sigma, where 2 are allowed. In `with_quant` they would pass, with 1.2 to 1.4 sigma, and be
+ranked with kernels that keep the weights exact. `doctor` measures such FP8 products as the ceiling of fp8.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
         mat_b=operands.b_q.t(), scale_b=b_scale, scale_recipe_b=recipes.BlockWise128x128,
         output_dtype=torch.bfloat16,
     )  # fmt: skip
-    return layouts.product(operands, out, multiply, a_q, a_scale)
+    return layouts.bound(operands, out, multiply, a_q, a_scale)
 
 
 @implementation(

@@ -44,9 +44,8 @@ DEQUANTISED: Mapping[str, Any] = {
 
 @implementation("torch.bf16", requires="torch", **DEQUANTISED)
 def bf16(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
-    """The weights are dequantised to bf16 once, which doubles their bytes. A call is the bf16 product of
-    cuBLAS, hipBLASLt or oneDNN, and before it dequantises the activations where they are quantised. This is
-    what serving without an FP8 kernel does."""
+    """What serving without an FP8 kernel does: the weights are dequantised to bf16 once, which doubles their
+    bytes. A call dequantises quantised activations, and is a bf16 product of cuBLAS, hipBLASLt or oneDNN."""
     return bf16_product(operands, out)
 
 

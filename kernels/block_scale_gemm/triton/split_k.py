@@ -24,23 +24,20 @@ DIES = {"gfx942": 8, "gfx950": 8}
 """The dies of an MI300X and an MI355X. Each has an L2 cache of its own; programs go to the dies in turn."""
 
 MIN_STEPS = 2
-"""The least blocks of K of a split. A smaller one would gain less than it costs to write its part of the sums
-and to fill its pipeline."""
+"""The least blocks of K of a split: fewer gain less than it costs to write a part and to fill a pipeline."""
 
 SUM_VALUES = 512  # values of the output that a program of `sum_kernel` computes
 
 MOST_PARTS = 304 * 4 * 256 * 128
-"""The most values that the parts of all splits hold: four of the largest tiles on each of an MI300X's 304
-compute units."""
+"""The most values of all parts: four of the largest tiles on each of an MI300X's 304 compute units."""
 
 # Tiles for NVIDIA: (rows, columns, warps, halves). An SM's registers hold one program of 128 x 128 with 8
-# warps, or two with 4 warps that multiply half of their rows at a time. Of two programs one can scale its
-# sums while the other multiplies.
+# warps, or two with 4 warps and halves. Of two programs one can scale its sums while the other multiplies.
 CUDA_TILES = (
     (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
     (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
 )  # fmt: skip
-LAST_SUMS_VALUES = 64 * 128  # of the largest tile whose parts (32 KB each) one program can add up fast enough
+LAST_SUMS_VALUES = 64 * 128  # the most values of a tile whose parts its last program can add up fast enough
 
 # Tiles for AMD: (rows, columns, warps). Tiles of few rows have programs of one wave, of which many run on a
 # compute unit, as in AITER's tuned tables (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
@@ -61,7 +58,7 @@ class SplitKConfig:
     halves: bool = False  # multiplies half of its rows at a time, which takes fewer registers
     tma: bool = False  # loads by descriptors (NVIDIA's tensor memory accelerator)
     persistent: bool = False  # programs loop over tiles: the next tile loads while one is stored
-    per_unit: int = 1  # the most programs per compute unit, which loop over tiles or come from splits of K
+    per_unit: int = 1  # programs per compute unit: the most that loop over tiles, or that splits of K make
     sums: str = "later"  # parts of a tile are added up by its "last" program, or "later" by another kernel
     warps: int = 4
     stages: int = 2
@@ -70,8 +67,7 @@ class SplitKConfig:
         return math.ceil(sizes.m / self.rows) * math.ceil(sizes.n / self.columns)
 
     def splits(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
-        """The parts into which K is split: as many as give each compute unit `per_unit` programs, if K has
-        enough blocks."""
+        """The number of parts of K: if it has enough blocks, each compute unit gets `per_unit` programs."""
         if self.persistent:
             return 1
         blocks = sizes.k_blocks
@@ -121,8 +117,7 @@ class SplitK(SuiteTriton):
                 yield config
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
-        tile = next(self.configurations(CPU, sizes))
-        return interpreted_s(sizes, tile.rows, tile.columns)
+        return interpreted_s(sizes, next(self.configurations(CPU, sizes)).rows)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound over all platforms and configurations: the scales of a in this kernel's layout, the
@@ -176,23 +171,22 @@ class SplitK(SuiteTriton):
         return prepared
 
 
-def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
-    """Seconds that Triton's interpreter takes for a call with tiles of this size."""
+def interpreted_s(sizes: BlockScaleGemmSizes, rows: int) -> float:
+    """Seconds that Triton's interpreter takes for a call with tiles of so many rows and 128 columns."""
     steps = math.ceil(sizes.m / rows) * sizes.n_blocks * sizes.k_blocks
-    codes, operations = (rows + columns) * BLOCK, 2 * rows * columns * BLOCK
+    codes, operations = (rows + BLOCK) * BLOCK, 2 * rows * BLOCK * BLOCK
     return steps * (STEP_S + codes * CODE_S + operations / FLOPS)
 
 
 def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-    """The configurations for NVIDIA. Descriptors need rows whose bytes are a multiple of 16. Programs of
-    large tiles use them where they can, and those that multiply halves need them, because they have no
-    registers for addresses."""
+    """The configurations for NVIDIA. Descriptors need rows of a multiple of 16 bytes. Large tiles use them
+    where they can, and tiles with halves need them, because they leave no registers for addresses."""
     is_aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA_TILES:
+        if halves and not is_aligned:
+            continue
         is_large = rows * columns >= 64 * 128
-        all_tma: tuple[bool, ...] = (True,) if is_large else (True, False)
-        if not is_aligned:
-            all_tma = () if halves else (False,)
+        all_tma = (False,) if not is_aligned else (True,) if is_large else (True, False)
         all_stages, all_per_unit = ((2, 3, 4), (1, 2)) if is_large else ((3, 4, 6), (1, 2, 4))
         all_sums = ("later", "last") if rows * columns <= LAST_SUMS_VALUES else ("later",)
         for stages, tma in itertools.product(all_stages, all_tma):

@@ -168,8 +168,7 @@ def _store(total, at_m, at_n, split, out, parts, M, N, SUMS: tl.constexpr):
 
 @triton.jit
 def _add_up(at_m, at_n, splits, out, parts, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Adds up the parts of a tile in order. The loads skip the first-level cache, which does not see the
-    stores of other programs."""
+    """Adds up the parts of a tile in order. Loads skip the L1 cache, which does not see others' stores."""
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     inside = (m < M - at_m)[:, None] & (n < N - at_n)[None, :]
     start, in_tile = at_m.to(tl.int64) * N + at_n, m[:, None] * N + n[None, :]

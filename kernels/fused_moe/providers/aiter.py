@@ -1,5 +1,4 @@
-"""AITER's fused MoE on MI300X and MI355X: as engines call it, its one-stage assembly, its two CK stages, and
-its Triton product.
+"""AITER's fused MoE: as engines call it, its one-stage assembly, its two CK stages, and its Triton product.
 
 Sources, v0.1.5 to v0.1.20 and e404860: aiter/fused_moe.py, aiter/ops/{moe_op,quant,shuffle}.py,
 csrc/py_itfs_cu/asm_fmoe.cu, op_tests/test_moe_blockscale.py and op_tests/triton_tests/moe/test_moe.py. For
@@ -7,8 +6,7 @@ how engines call it: fused_moe/experts/rocm_aiter_moe.py of vLLM 0.33, srt/layer
 kernels/ops/moe/moe_sorting_small.py of SGLang 0.5.23.
 
 With expert parallelism both engines give ids and a mask of all experts. The rows here, and SGLang after
-DeepEP, replace the ids of all experts on other ranks by one further id, which takes one more launch. Untested
-on hardware.
+DeepEP, give experts on other ranks one further id, which takes one more launch. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from kernels.binding import BindingError, Function, Symbol, first_of
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
-from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, W13AndW2, tiles_for
+from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, W13AndW2, most_tiles
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation, sequence
@@ -35,7 +33,7 @@ ONE_STAGE_ROWS = 32  # rows of a sorted block for the one-stage assembly
 
 SORTED = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
 """What SORT returns, by the names of the kernels' arguments."""
-OF_EACH_CALL = dict.fromkeys(SORTED)  # binds kernels to None, in place of which each call passes its own
+OF_EACH_CALL = dict.fromkeys(SORTED)  # None, in place of which each call of a kernel passes a tensor
 
 MOST_ROWS = 128  # rows of the largest sorted block, for the memory plan
 SORTED_BYTES = 12  # of a place in sorted blocks, at most: its token, its weight, its block's expert; 4 each
@@ -81,8 +79,8 @@ DOWN = Function(
     wishes="use_non_temporal_load",
 )
 QUANTISE = Function("aiter.ops.quant.per_group_quant_hip", needs="x quant_dtype group_size")
-# SGLang's own sorting of few pairs, which replaces AITER's, and what calls it from 0.5.21: the runner, which
-# before 0.5.15 was the MoE method.
+# SGLang's own sorting of few pairs, which replaces AITER's from 0.5.21. A version without it is known by what
+# would call it: the runner, or before 0.5.15 the MoE method.
 SMALL_SORT = Function(
     "sglang.kernels.ops.moe.moe_sorting_small.apply_aiter_small_moe_sort_patch", when="gfx950"
 )
@@ -178,7 +176,7 @@ class DispatchedOfSglang(Dispatched, vendor.Sglang):
 def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
     sorts up to 256 pairs, which replaces AITER's in the whole process."""
-    # Older versions have the runner alone. Without that too, `first_of` raises: this SGLang is unknown.
+    # Raises for an SGLang that has neither: what it runs is unknown.
     sorts_in_sglang = platforms.of(operands.w13.device).arch in SMALL_SORT_ARCHS
     if sorts_in_sglang and first_of(SMALL_SORT, RUNNER) is SMALL_SORT:
         SMALL_SORT.bind()()
@@ -200,8 +198,7 @@ def dispatched(operands: FusedMoeOperands, weights: W13AndW2, sorting: int) -> P
 
 
 def picked(sizes: FusedMoeSizes, is_masked: bool) -> str:
-    """For the record: the configuration that `fused_moe` finds for these sizes; empty where this version does
-    not tell."""
+    """For the record: the configuration that `fused_moe` finds; empty where this version does not tell."""
     q_dtype = fp8_format(sizes.fp8).dtype
     try:
         tuned: Any = CONFIGURATION.bind(
@@ -301,7 +298,7 @@ def triton_bytes(sizes: FusedMoeSizes) -> int:
     number of tiles; the number of slots."""
     gate_up, h = 2 * 2 * sizes.inter, sizes.inter + sizes.inter // BLOCK * 4
     of_pair = gate_up + h + 2 * sizes.hidden + 4
-    slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in (16, 64, 128, 256))
+    slots = max(most_tiles(rows, sizes) * (rows + 1) for rows in (16, 64, 128, 256))
     return sizes.pairs * of_pair + 4 * (slots + MOST_SEGMENTS * sizes.local_experts + 2)
 
 

@@ -24,9 +24,10 @@ from typing import Any
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
+from kernels.block_scale_gemm.providers.deep_gemm import packs
 from kernels.formats import BLOCK, native_scales
 from kernels.fused_moe import layouts
-from kernels.fused_moe.layouts import WORD, Alignment, W13AndW2, scale_columns, tiles_for
+from kernels.fused_moe.layouts import WORD, Alignment, W13AndW2, most_tiles, scale_columns
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import OPS, Call, Implementation, implementation, sequence
@@ -112,14 +113,6 @@ SGLANG_ADD_UP = Function(
 SGLANG_ALIGN = Function("deep_gemm.utils.layout.get_mn_major_tma_aligned_tensor", positions=1, when="sm_90")
 
 
-Quantised = tuple["torch.Tensor", "torch.Tensor"]  # FP8 values and their scales
-
-
-def packs(arch: str) -> bool:
-    """Whether scales are exponents of powers of two, four in an int32, as Blackwell's products take them."""
-    return native_scales(arch) == "ue8m0"
-
-
 def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
     """The packed scales of the weights: an upper bound, because on sm_90 scales are taken as they are."""
     w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
@@ -129,7 +122,7 @@ def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
 def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> W13AndW2:
     """The scales of w13 and w2: fp32 [local, rows/128, k/128], or packed for every row and MN-major."""
     w13, w13_scale, w2, w2_scale = operands.w13, operands.w13_scale, operands.w2, operands.w2_scale
-    if not packs(machine.of(w13.device).arch):
+    if not packs(w13.device):
         return w13_scale, w2_scale
 
     def packed(w: torch.Tensor, scale: torch.Tensor) -> Any:
@@ -150,7 +143,7 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 
 def aligned(mean_rows: int) -> tuple[int, Call]:
     """The alignment for experts of so many rows on average, and the call that tells it to the library. It is
-    the rows of a tile: 128 on sm_90; on sm_100 vLLM takes the library's advice, too. The library has one
+    the number of rows of a tile: on sm_90 128, else what the library advises, as in vLLM. The library has one
     alignment for all calls, so that it is set again before each product."""
     if first_of(ADVISE, ALIGNMENT) is ALIGNMENT:
         return int(ALIGNMENT.bind()()), lambda: None
@@ -166,7 +159,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
         if is_masked:
             return sizes.local_experts, -(-sizes.tokens // alignment) * alignment
-        return 1, tiles_for(alignment, sizes) * alignment
+        return 1, most_tiles(alignment, sizes) * alignment
 
     def workspace(sizes: FusedMoeSizes) -> int:
         """For as many rows as any alignment needs: `row_bytes` and the row's expert. The row of each pair."""
@@ -196,7 +189,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         require_interpreter(out.device)
         sizes, device, topk_ids = operands.sizes, out.device, operands.topk_ids
         hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
-        packed = packs(machine.of(device).arch)
+        packed = packs(device)
         mean_rows = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))  # of an expert that is hit
         alignment, set_alignment = aligned(mean_rows)
         groups, capacity = groups_of(sizes, alignment)
@@ -225,7 +218,8 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         suite = layouts.AroundProducts(operands, out, row_of, groups, capacity, packed)
         w13_scale, w2_scale = scales
 
-        def multiply(x: Quantised, w: Quantised, y: torch.Tensor) -> Call:
+        def multiply(x: tuple[torch.Tensor, torch.Tensor], w: object, y: torch.Tensor) -> Call:
+            """x, w: FP8 values, and scales"""
             if not is_masked:  # there is one group, and the library has no dimension for it
                 x, y = (x[0][0], x[1][0]), y[0]
             return product.bind(x, w, y, *used_rows)
@@ -266,7 +260,7 @@ masked = around_products("deepgemm.masked", MASKED, is_masked=True)
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
-        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
+        most_tiles(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
     ),
 )
 def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
@@ -278,8 +272,8 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     w13_scale, w2_scale = scales
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     of_experts = {"local_num_experts": sizes.local_experts, "expert_tokens_meta": None}
-    usual = VLLM_ALIGNMENT.bind()()[0]  # the alignment; `permute` returns that of its call
-    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=usual, **of_experts)()[0]
+    most = VLLM_ALIGNMENT.bind()()[0]  # a call may use a smaller alignment, which `permute` returns
+    rows = VLLM_ROWS.bind(M=sizes.tokens, num_topk=sizes.picks, alignment=most, **of_experts)()[0]
     gate_up, expert_out = out.new_empty(rows, 2 * sizes.inter), out.new_empty(rows, sizes.hidden)
     h_q, x_of_rows = w13.new_empty(rows, sizes.inter), w13.new_empty(rows, sizes.hidden)
     quantise = VLLM_QUANTISE.bind(x=operands.x, group_size=BLOCK, column_major_scales=False)
@@ -291,7 +285,7 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
     with_alignment, multiply = VLLM_ALIGNED.find(), VLLM_MULTIPLY.find()
     layout = {"use_psum_layout": True} if by_ends else {}
     activate: Callable[..., Any]
-    if packs(arch):
+    if packs(out.device):
         activate = VLLM_ACTIVATE_PACKED.bind(input=gate_up, output_q=h_q, group_size=BLOCK)
     else:
         activate = VLLM_ACTIVATE.bind(input=gate_up, output=h_q)
@@ -315,7 +309,7 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> 
 def has_whole_words(case: Case, platform: Platform) -> Support:
     """Whether the scales of x fill whole int32 words where they are packed."""
     sizes: Any = OPS["fused_moe"].sizes(case.sizes)
-    step = BLOCK * WORD if packs(platform.arch) else BLOCK
+    step = BLOCK * WORD if native_scales(platform.arch) == "ue8m0" else BLOCK
     return need(sizes.hidden % step == 0, f"on {platform.arch} needs hidden to be a multiple of {step}")
 
 
@@ -349,11 +343,10 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
 )
 def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: W13AndW2) -> Call:
     """SGLang's runner where no all-to-all library comes before it, in the masked layout and with kernels of
-    its own for quantising, placing, SiLU and the sum over picks. After DeepEP, which quantises and places, it
-    decodes in the same layout. SGLang takes this layout while it fits into a quarter of free memory
-    (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and for longer prefill a contiguous one. This row always
-    takes the masked layout."""
-    sizes, packed = operands.sizes, packs(machine.of(out.device).arch)
+    its own for quantising, placing, SiLU and the sum over picks. Behind DeepEP, which quantises and places,
+    SGLang decodes in this layout too. For prefill that would take more than a quarter of free memory in it
+    (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), SGLang takes a contiguous layout; this row does not."""
+    sizes, packed = operands.sizes, packs(out.device)
     w13, w2, (w13_scale, w2_scale) = operands.w13, operands.w2, scales
     rows = rows_of_sglang(sizes)
     gate_up = out.new_empty(sizes.local_experts, rows, 2 * sizes.inter)

@@ -34,15 +34,11 @@ from kernels.vendor import Sglang, Vllm
 
 DTYPE = "fp8_w8a8"
 
-Product = Mapping[str, bool]
-"""The argument by which SGLang's look-ups tell the second product from the first. vLLM's have no such one."""
-FIRST: Product = {}
-SECOND: Product = {"down_moe": True}
-
 
 @dataclass(frozen=True)
 class MoeTables(EngineLookUp):
-    """The engine's functions that look up a configuration, and the one that forces one."""
+    """The engine's functions that look up a configuration, and the one that forces one. Only SGLang's take
+    down_moe, which asks for the table of the second product."""
 
     find_entry: Function  # returns the configuration of a call: that of its table, or its default
     find_table: Function  # returns its table by M, or None
@@ -63,13 +59,13 @@ class MoeTables(EngineLookUp):
         )()  # fmt: skip
         return entry
 
-    def table(self, sizes: FusedMoeSizes, product: Product = FIRST) -> Mapping[int, EngineEntry] | None:
+    def table(self, sizes: FusedMoeSizes, **product: bool) -> Mapping[int, EngineEntry] | None:
         table: Mapping[int, EngineEntry] | None = self.find_table.bind(
             E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **product
         )()
         return table or None  # engines treat an empty table as none
 
-    def file_name(self, sizes: FusedMoeSizes, product: Product = FIRST) -> str:
+    def file_name(self, sizes: FusedMoeSizes, **product: bool) -> str:
         name: str = self.find_name.bind(
             E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **product
         )()
@@ -80,17 +76,17 @@ class MoeTables(EngineLookUp):
         engine without one uses the table of the first product for both."""
         if "down_moe" not in self.find_table.wishes:
             return {}
-        down = self.table(sizes, SECOND)
+        down = self.table(sizes, down_moe=True)
         if down is None or down == self.table(sizes):
             return {}
-        return {self.file_name(sizes, SECOND): lambda m: down[nearest_of(down, m)]}
+        return {self.file_name(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
 
 
 class SglangMoeTables(MoeTables):
-    def file_name(self, sizes: FusedMoeSizes, product: Product = FIRST) -> str:
+    def file_name(self, sizes: FusedMoeSizes, **product: bool) -> str:
         """Each version of Triton has a folder of its own."""
         triton = (version("triton") or "").replace(".", "_")
-        return f"configs/triton_{triton}/{super().file_name(sizes, product)}"
+        return f"configs/triton_{triton}/{super().file_name(sizes, **product)}"
 
 
 ENTRY_ARGUMENTS = "w1_shape w2_shape top_k dtype M block_shape"
@@ -155,9 +151,9 @@ class TritonMoe(EngineTuned):
     allocates = True
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; for each pair gate and up, and in
-        one buffer these or the expert's output, all in bf16; h in bf16, and in FP8 with fp32 scales; sorted
-        pairs in blocks of up to 128: for each place a pair, and at most one expert, both int32."""
+        """What `fused_experts_impl` of both engines allocates: x in FP8; for each pair, in bf16, gate and up,
+        and a buffer for these or the expert's output; h in bf16, and in FP8 with fp32 scales; sorted pairs in
+        blocks of up to 128: for each place a pair, and at most one expert, both int32."""
         gate_up, h = 2 * 2 * sizes.inter, sizes.inter * (2 + 1) + sizes.inter // BLOCK * 4
         of_pair = max(gate_up, 2 * sizes.hidden) + gate_up + h
         sorted_pairs = (sizes.pairs + (sizes.local_experts + 1) * 128) * (4 + 4)
@@ -167,8 +163,7 @@ class TritonMoe(EngineTuned):
 class VllmTritonMoe(Vllm, TritonMoe):
     """`fused_experts` of vLLM's GPU builds: it quantises, sorts, launches `fused_moe_kernel` twice with SiLU
     and requantising between, and sums over picks. With expert parallelism vLLM gives ids and a map of all
-    experts. This row replaces the ids of all experts on other ranks by one further id, in one more launch, so
-    that fewer experts are sorted."""
+    experts. Here one more launch gives experts on other ranks one further id, so that fewer are sorted."""
 
     name = "vllm.triton"
     requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"

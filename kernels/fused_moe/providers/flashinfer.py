@@ -78,12 +78,12 @@ class FlashInferMoe(vendor.FlashInfer):
     activations = "fp8"
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return sizes.local_experts * sizes.expert_bytes
+        """Of w13, which is two thirds of the weights. w2 is read in place."""
+        return sizes.local_experts * sizes.expert_bytes * 2 // 3
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """For each pair, and for up to 128 rows of padding in each expert: x in FP8, gate and up in bf16, h
-        in bf16 and FP8, the expert's output in bf16, scales in fp32, and MAPS; a copy of w13 in FP8 while it
-        is reordered."""
+        in bf16 and FP8, the expert's output in bf16, scales in fp32, and MAPS; a copy of w13 in FP8."""
         hidden, inter = sizes.hidden, sizes.inter
         rows = sizes.pairs + sizes.local_experts * BLOCK
         of_row = hidden * (1 + 2) + inter * (2 * 2 + 2 + 1) + (hidden + inter) // BLOCK * 4 + MAPS
@@ -134,8 +134,7 @@ def tuned(call: Call, weights: Weights) -> Call:
     stationary=up_first,
 )
 def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within the call, by grouped
-    products with DeepSeek's block scales."""
+    """`cutlass_fused_moe`: the call quantises and permutes x, and multiplies it by grouped products."""
     layer = CUTLASS.bind(
         input=operands.x, output=out, output_dtype=out.dtype, tune_max_num_tokens=operands.sizes.tokens,
         token_selected_experts=operands.topk_ids, token_final_scales=operands.topk_weights,
@@ -186,6 +185,7 @@ def fits_routing(sizes: FusedMoeSizes) -> Support:
     allocates=True,
     symbols=(TRTLLM, TUNE, SHUFFLE, IN_BLOCKS),
     fits=fits_routing,
+    layout=lambda sizes: sizes.local_experts * sizes.expert_bytes,
     stationary=in_blocks,
 )
 def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
@@ -204,9 +204,6 @@ class TrtLlmOfSglang(TrtLlm):
     def fits(self, sizes: FusedMoeSizes) -> Support:
         return need(not sizes.shared, "takes no shared expert")
 
-    def layout(self, sizes: FusedMoeSizes) -> int:
-        return super().layout(sizes) * 2 // 3  # of w13; w2, which is a third, is read in place
-
 
 @implementation(
     "flashinfer.trtllm@sglang",
@@ -219,9 +216,8 @@ class TrtLlmOfSglang(TrtLlm):
     stationary=up_first,
 )
 def trtllm_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """`trtllm_fp8_block_scale_moe` as SGLang calls it: with an output to write, and with weights as in
-    checkpoints except for the order of gate and up, for which it runs another kernel. In SGLang the shared
-    expert is a dense MLP of its own."""
+    """`trtllm_fp8_block_scale_moe` as SGLang calls it, without the shared expert. It gets an output to write,
+    and weights as in checkpoints but for the order of gate and up. For these it runs another kernel."""
     routing = routing_by_logits(operands)
     return layer(TRTLLM_WITH_OUTPUT, operands, weights, **routing, **as_in_sglang(operands, out))
 

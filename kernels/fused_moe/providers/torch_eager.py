@@ -12,8 +12,7 @@ from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
 
 ROWS = 4096
-"""Tokens that are computed at a time: their gathered rows and the experts' outputs are topk times as large
-as x."""
+"""Tokens that are computed at a time: the rows of their pairs are topk times as large as x."""
 
 
 def naive_bytes(sizes: FusedMoeSizes) -> int:
@@ -55,8 +54,7 @@ def _fused_moe(
     w13: torch.Tensor, w2: torch.Tensor, experts: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """The layer by grouped products over (token, expert) pairs in the order of experts, without a wait for
-    the host. Pairs of other ranks come after the last group. Their rows are undefined, and are replaced by
-    zeros.
+    the host. Pairs of other ranks come after the last group. Zeros replace their rows, which are undefined.
 
     x: bf16 [tokens, hidden]; w13, w2: bf16, as in FusedMoeOperands; experts: int32 [local], 0, 1, ...
     """

@@ -1,5 +1,4 @@
-"""vLLM's CPU kernels for MoE: the one for FP8, with which it serves DeepSeek on x86-64 servers, and those for
-bf16, which get dequantised weights."""
+"""vLLM's CPU kernels for MoE: that for FP8, by which it serves DeepSeek, and those for bf16 weights."""
 
 from __future__ import annotations
 
@@ -29,12 +28,11 @@ class Moe(VllmCpu):
     onednn_isa = "AVX512_CORE_BF16"
 
     def fits(self, sizes: FusedMoeSizes) -> Support:
-        return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
+        return need(sizes.ep == 1, "counts an id of -1 outside its table: needs ep=1")
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Gate and up, h and the experts' outputs in bf16; for each thread 32 rows of x and 32 x 32 rows of
-        unpacked weights."""
-        per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
+        """In bf16 gate, up, h and expert outputs; for each thread 32 rows of x, 1024 of unpacked weights."""
+        per_thread = (32 + 1024) * max(sizes.hidden, sizes.inter) * 2
         return sizes.pairs * (3 * sizes.inter + sizes.hidden) * 2 + (os.cpu_count() or 1) * per_thread
 
 

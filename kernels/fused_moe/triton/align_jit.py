@@ -1,10 +1,8 @@
-"""Triton sources that bring (token, expert) pairs into the order of experts, on the device and without
-atomics.
+"""Triton sources that bring (token, expert) pairs into the order of experts, on the device, without atomics.
 
 The pairs of an expert fill tiles of TILE slots, the last of which may end with empty slots. The pairs of an
 expert keep their order, so that every run gives the same result. Few pairs take one launch, in which each
-program counts all of them. Many take two launches, and are divided into so many segments that a device is
-busy.
+program counts all of them. Many take two launches, in segments that keep a device busy.
 """
 
 import triton
@@ -34,7 +32,7 @@ def place_kernel(
     counts,  # int32 [segments, experts], if COUNTED
     slots,  # output, int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
     row_of,  # output, int32 [pairs]: the slot of each pair of this rank; or None
-    expert_of,  # output, int32 [tiles]: of each tile; with row_of [all_slots]: of each slot, -1 at the end
+    expert_of,  # output, int32 [tiles]; with row_of [all_slots], of each slot, then -1 behind the last expert
     used_tiles,  # int32 [1]: the number of tiles that have an expert
     pairs, experts, pairs_of_segment,
     all_slots,  # the number of slots of all tiles

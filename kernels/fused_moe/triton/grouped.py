@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels.formats import BLOCK
-from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, combination, requantising, tiles_for
+from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, combination, most_tiles, requantising
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call
@@ -27,14 +27,12 @@ CHIPLETS = 8  # of gfx942 and gfx950
 ROWS = (16, 32, 64, 128)  # of a tile
 COMBINED = 1024  # columns that a program of `combine_kernel` computes
 FEW_COMBINED = 256  # the same below 32 tokens, for which there would otherwise be too few programs
-MIN_STEPS = 4
-"""The least blocks of K of a split. A smaller one would gain less than it costs to write its part of the sums
-and to fill its pipeline."""
+MIN_STEPS = 4  # the least blocks of K of a split (see MIN_STEPS of split_k)
 MOST_PROGRAMS = 1216  # programs that splits make on any device: four on each of an MI300X's 304 compute units
 MOST_GROUP = 8  # the most tiles that compute a block of columns before the next block
 # Each pair may be a tile of its own where experts have so few pairs, on average and at most.
 ALONE_MEAN, ALONE_MOST = 1.5, 4
-MANY_BLOCKS = 8192  # the most blocks of h of which a SiLU program computes one; of more it computes eight
+MANY_BLOCKS = 8192  # blocks of h up to which a SiLU program computes one; where there are more, eight
 
 
 @dataclass(frozen=True)
@@ -96,20 +94,20 @@ class Grouped(SuiteTriton):
         return {"rows": rows_of_expert(sizes), "hit": sizes.routed.hit, **of_expert}
 
     def interpreted_s(self, sizes: FusedMoeSizes) -> float:
-        tiles = tiles_of(next(self.configurations(CPU, sizes)), sizes)
+        tiles = used_tiles(next(self.configurations(CPU, sizes)), sizes)
         weights = tiles * sizes.expert_values * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """An upper bound over all platforms and configurations. Splits make at most MOST_PROGRAMS programs.
-        Without splits each block of 128 columns has a program for each tile, and there are at least as many
-        tiles as experts that are hit, and as the pairs fill of the largest tiles."""
+        Without splits each block of 128 columns has a program for each tile. There are at least as many tiles
+        as experts that are hit, and as full tiles of the largest size would hold all pairs."""
         blocks = 2 * sizes.inter // BLOCK
         least_programs = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
         most_splits = max(1, min(MOST_PROGRAMS // least_programs, sizes.hidden // BLOCK // MIN_STEPS))
         gate_up = 4 * 2 * sizes.inter * most_splits  # in fp32
         h = sizes.inter + sizes.inter // BLOCK * 4  # in FP8, with fp32 scales
-        slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)  # and the expert of each tile
+        slots = max(most_tiles(rows, sizes) * (rows + 1) for rows in ROWS)  # and the expert of each tile
         alignment = 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
         return sizes.pairs * (gate_up + h + 2 * sizes.hidden) + alignment
 
@@ -154,11 +152,11 @@ class Grouped(SuiteTriton):
             align = Alignment(sizes, config.rows, topk_ids)
             launches.append(align)
             alignment = (topk_ids, align.slots, align.expert_of, align.used_tiles)
-            tiles = tiles_for(config.rows, sizes)
+            tiles = most_tiles(config.rows, sizes)
             # The average tiles of an expert, which read the same weights: so they are a group (see `_place`).
-            group = max(1, min(MOST_GROUP, round(tiles_of(config, sizes) / max(1, sizes.routed.hit))))
+            group = max(1, min(MOST_GROUP, round(used_tiles(config, sizes) / max(1, sizes.routed.hit))))
         up = functools.partial(
-            grouped_jit.up_kernel[(tiles * up_columns(config, sizes), splits)],
+            grouped_jit.up_kernel[(tiles * up_blocks(config, sizes), splits)],
             x_q, operands.x_scale, w13, operands.w13_scale, *alignment, gate_up, h_written, h_scale,
             pairs, group, triton.cdiv(hidden // BLOCK, splits),
             **(of_tiles | requantising(sizes)), **options(config.warps, config.stages, config.instruction),
@@ -237,7 +235,7 @@ def rows_of_expert(sizes: FusedMoeSizes) -> float:
     return sizes.routed.pairs / max(1, sizes.routed.hit)
 
 
-def tiles_of(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
+def used_tiles(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
     """The tiles that have an expert, for the picks of the case's routing."""
     return _sorted_tiles(sizes.routed, config.rows) if config.sort else sizes.routed.pairs
 
@@ -247,18 +245,17 @@ def _sorted_tiles(routed: Routing, rows: int) -> int:
     return sum(math.ceil(load / rows) for load in routed.loads())
 
 
-def up_columns(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
+def up_blocks(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
     """The number of blocks of columns of the up product."""
     return sizes.inter // BLOCK if config.fuse else 2 * sizes.inter // config.columns
 
 
 def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
-    """The parts into which the up product's K is split: as many as give each of so many compute units
-    `per_unit` programs, if K has enough blocks."""
+    """The number of parts of the up product's K: with enough blocks, each unit gets `per_unit` programs."""
     if config.fuse:
         return 1
     blocks = sizes.hidden // BLOCK
-    programs = max(1, tiles_of(config, sizes) * up_columns(config, sizes))
+    programs = max(1, used_tiles(config, sizes) * up_blocks(config, sizes))
     most = min(units * config.per_unit, MOST_PROGRAMS)
     splits = max(1, min(most // programs, blocks // MIN_STEPS))
     blocks_of_split = math.ceil(blocks / splits)

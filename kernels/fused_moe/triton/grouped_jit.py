@@ -19,23 +19,22 @@ from kernels.fp8_jit import widen
 
 
 @triton.jit
-def _place(tiles, COLUMNS: tl.constexpr, group, CHIPLETS: tl.constexpr):
-    """The (tile, block of columns) of a program whose number is below tiles * COLUMNS. COLUMNS: blocks of
-    columns
+def _place(tiles, COLUMN_BLOCKS: tl.constexpr, group, CHIPLETS: tl.constexpr):
+    """The tile and the block of columns of a program whose number is below tiles * COLUMN_BLOCKS.
 
-    A block of columns is computed for `group` tiles before the next block is. That is about as many tiles as
-    an expert has, so that programs read the same weights at the same time, and the rows of a tile again soon.
+    A block of columns is computed for `group` tiles, about as many as an expert has, and then the next block
+    is. So programs read the same weights at the same time, and soon afterwards the rows of a tile again.
     Programs go in turn to the chiplets of AMD's GPUs, each of which has a cache. The programs of a chiplet
     get adjacent places in this order.
     """
     place = tl.program_id(0)
     if CHIPLETS > 1:
-        total = tiles * COLUMNS
+        total = tiles * COLUMN_BLOCKS
         chiplet = place % CHIPLETS
         place = chiplet * (total // CHIPLETS) + tl.minimum(chiplet, total % CHIPLETS) + place // CHIPLETS
-    first_tile = place // (group * COLUMNS) * group
+    first_tile = place // (group * COLUMN_BLOCKS) * group
     tiles_of_group = tl.minimum(tiles - first_tile, group)
-    in_group = place - first_tile * COLUMNS
+    in_group = place - first_tile * COLUMN_BLOCKS
     return first_tile + in_group % tiles_of_group, in_group // tiles_of_group
 
 
@@ -54,8 +53,7 @@ def _rows(tile, ids, slots, expert_of, pairs, SORTED: tl.constexpr, BLOCK_M: tl.
 def _product(total, rows, weights, scale, SWAP: tl.constexpr):
     """total + scale * rows @ weights^T. scale: [rows]. A block of 128 products is summed by itself and added
     in fp32, because tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section
-    3.3.2). With SWAP the tile is transposed, because matrix instructions take 64 rows, and a tile of an
-    expert may have fewer."""
+    3.3.2). With SWAP the tile is transposed, so that rows of weights fill instructions of 64 rows."""
     if SWAP:
         return total + tl.dot(weights, tl.trans(rows)) * scale[None, :]
     else:
@@ -69,8 +67,7 @@ def requantised(
     LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """h = silu(gate) * up divided by the scale of its row, and the scales [BLOCK_M], whose bits are those of
-    kernels.formats."""
+    """h = silu(gate) * up divided by its row's scale; the scales [BLOCK_M], bit by bit those of `formats`."""
     # silu(gate) = gate / (1 + exp(-gate)), written with an exponential that cannot overflow.
     exponential = tl.exp(-tl.abs(gate))
     h = gate * tl.where(gate < 0, exponential, 1.0) / (1.0 + exponential) * up
@@ -143,13 +140,13 @@ def up_kernel(
     programs of tiles without an expert, which come last, do nothing."""
     STEPS: tl.constexpr = HIDDEN // BLOCK
     BLOCKS: tl.constexpr = INTER // BLOCK
-    COLUMNS: tl.constexpr = (INTER if FUSE else 2 * INTER) // BLOCK_N
+    COLUMN_BLOCKS: tl.constexpr = (INTER if FUSE else 2 * INTER) // BLOCK_N
     tiles = pairs
     if SORTED:
         tiles = tl.load(used_tiles)
-    if tl.program_id(0) >= tiles * COLUMNS:
+    if tl.program_id(0) >= tiles * COLUMN_BLOCKS:
         return
-    tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
+    tile, column_block = _place(tiles, COLUMN_BLOCKS, group, CHIPLETS)
     expert, pair, row_ok = _rows(tile, ids, slots, expert_of, pairs, SORTED, BLOCK_M)
     if expert < 0:
         return
@@ -213,13 +210,13 @@ def down_kernel(
 ):  # fmt: skip
     """Each program computes BLOCK_N columns of one tile. Grid: (tiles * blocks of columns,)."""
     STEPS: tl.constexpr = INTER // BLOCK
-    COLUMNS: tl.constexpr = HIDDEN // BLOCK_N
+    COLUMN_BLOCKS: tl.constexpr = HIDDEN // BLOCK_N
     tiles = pairs
     if SORTED:
         tiles = tl.load(used_tiles)
-    if tl.program_id(0) >= tiles * COLUMNS:
+    if tl.program_id(0) >= tiles * COLUMN_BLOCKS:
         return
-    tile, column_block = _place(tiles, COLUMNS, group, CHIPLETS)
+    tile, column_block = _place(tiles, COLUMN_BLOCKS, group, CHIPLETS)
     expert, pair, row_ok = _rows(tile, ids, slots, expert_of, pairs, SORTED, BLOCK_M)
     if expert < 0:
         return
@@ -259,8 +256,7 @@ def _weighted_scale(
     BLOCKS: tl.constexpr,  # blocks of columns of an expert
     STEPS: tl.constexpr, PICKS: tl.constexpr,
 ):  # fmt: skip
-    """The factor of a step's product: the scale of h times that of the expert's weights times the weight of
-    the pick; 0 for an expert on another rank."""
+    """A step's factor: the scale of h, that of w2 and the pick's weight; 0 for an expert on another rank."""
     pair, step = token * PICKS + step_of_token // STEPS, step_of_token % STEPS
     expert = tl.load(ids + pair).to(tl.int64)
     scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)
@@ -295,6 +291,7 @@ def down_by_token_kernel(
         pair, step = token * PICKS + step_of_token // STEPS, step_of_token % STEPS
         expert = tl.load(ids + pair).to(tl.int64)
         is_local = expert >= 0
+        # All rows have the address of the pair's. Only the first is loaded.
         h_at = h_q + pair * INTER + step * BLOCK + row[:, None] * 0 + k[None, :]
         h = widen(tl.load(h_at, mask=(row == 0)[:, None] & is_local, other=0.0), PRODUCT, FNUZ_BITS)
         w = tl.load(w2 + expert * (HIDDEN * INTER) + step * BLOCK + w_at, mask=is_local, other=0.0)

@@ -73,7 +73,8 @@ def silu_kernel(
     SMALLEST_SCALE: tl.constexpr,
     BLOCK: tl.constexpr,  # values that share a scale: 128
 ):  # fmt: skip
-    """Each program computes four blocks of the row of one pair. Grid: (pairs, ceil(INTER / 512))."""
+    """Like `silu_kernel` of grouped_jit, for rows in groups. Each program computes four blocks of the row of
+    one pair. Grid: (pairs, ceil(INTER / 512))."""
     pair, word = tl.program_id(0), tl.program_id(1)
     if tl.load(ids + pair) < 0:
         return

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import kernels
 from harness.workers.child.judge import compare_output
+from kernels.block_scale_gemm.mistakes import tile_of, without_the_largest_code
 from kernels.formats import BLOCK, FORMATS, dequantise_activations, dequantise_weights, rounding_deviation
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -42,11 +44,11 @@ def test_neighbouring_scales_differ_by_a_factor_of_two_at_least(text):
         octaves = scale.double().log2().diff(dim=dim).abs()
         return float(octaves[octaves < 100].min())
 
-    rounded_to_bf16 = 1 - 2.0**-6
+    octave_in_bf16 = 1 - 2.0**-6  # at least, because both magnitudes are rounded
     assert least_octaves(operands.b_scale, 0) >= 1 - 1e-6
     assert least_octaves(operands.b_scale, 1) >= 1 - 1e-6
-    assert least_octaves(operands.a_scale, 0) >= rounded_to_bf16
-    assert least_octaves(operands.a_scale[::2], 1) >= rounded_to_bf16
+    assert least_octaves(operands.a_scale, 0) >= octave_in_bf16
+    assert least_octaves(operands.a_scale[::2], 1) >= octave_in_bf16
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -84,6 +86,15 @@ def test_adversarial_operands_are_what_they_say():
     assert a[2, :BLOCK].abs().argmax() == 0 and a[2, BLOCK : 2 * BLOCK].abs().argmax() == BLOCK - 1
     assert set(b[3].abs().tolist()) == {448.0}
     assert b[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_wrong_kernel_reads_the_largest_code_as_the_next_smaller_one(name):
+    o = OP.operands(sizes_of(f"m=1 n=128 k=256 fp8={name}"), Seeds(), "cpu")
+    tile = tile_of(o, None, torch.arange(1), torch.arange(128))
+    codes = torch.arange(256, dtype=torch.uint8).view(o.b_q.dtype).float().nan_to_num(0.0)
+    read = without_the_largest_code(replace(tile, b=codes))
+    assert torch.equal(read.unique(), codes.unique()[1:-1])
 
 
 @pytest.mark.parametrize("text", ["m=3 n=131 k=140", "m=2 n=5 k=300 fp8=e4m3fnuz"])

@@ -57,7 +57,7 @@ def varlen(
 
 
 def inputs_with(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Where a call that reads this v reads the live operands."""
+    """`inputs` of a Prepared whose call reads v here, and q and k where they are."""
     return o.live_tensors() | {"v": v[..., :VALUE]}
 
 

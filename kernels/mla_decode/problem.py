@@ -25,9 +25,9 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     sigma_fp8 is the sigma of a call that rounds q and the softmax weights to FP8. The root mean square error
     of a weight is 2^-4 / sqrt(3) of the weight. An error d of q (formats.rounding_deviation) changes score j
     of the head by d . kv_j, and so the output, to first order, by d . sum_j p_j kv_j (v_j - out). That holds
-    for scores as small as those of `generate`. d is doubled: where two tokens share all the weight, the
-    errors of a row are multiples of one normally distributed number, and this reaches 5 standard deviations
-    in millions of rows."""
+    for scores as small as those of `generate`. d is doubled, because where two tokens share all the weight,
+    the errors of a row are multiples of one random number, which reaches 5 standard deviations in millions of
+    rows."""
     o = operands
     sampled = _sampled_sequences(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if sampled is None else sampled
@@ -36,8 +36,8 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     for i, sequence in enumerate(sequences):
         for target, result in zip(results, _attend(o, sequence), strict=True):
             target[i] = result.view_as(target[i])
-    value, sigma, *sigma_fp8_and_even = results  # these two, the last fields of Reference, for FP8 alone
-    return Reference(value, sigma, sampled, *sigma_fp8_and_even)
+    value, sigma, *of_fp8 = results  # `of_fp8` is empty, or sigma_fp8 and even
+    return Reference(value, sigma, sampled, *of_fp8)
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
@@ -57,10 +57,7 @@ def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
     if not o.is_fp8:
         return value, variance.sqrt()
     fmt = fp8_format(o.sizes.fp8)
-    kv = kv.float()
-    v = v.float()
-    p = p.float()
-    out = value.float()
+    kv, v, p, out = kv.float(), v.float(), p.float(), value.float()  # variances need no fp64
     q_variance = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
     of_weights, common = attention.fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
     of_q = []
@@ -78,9 +75,10 @@ def _sampled_sequences(o: MlaDecodeOperands, max_flops: float, offset: float) ->
     query_rows = o.q.shape[1] * o.heads  # of a sequence
 
     def flops(sequence: int) -> float:
-        # On an FP8 cache `variance_from_q` takes most of them.
-        of_q_variance = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
-        return 2.0 * query_rows * lengths[sequence] * (WIDTH + LATENT + of_q_variance)
+        products = WIDTH + LATENT  # for a query row and a token
+        if o.is_fp8:
+            products += min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT))  # of `variance_from_q`
+        return 2.0 * query_rows * lengths[sequence] * products
 
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, len(lengths) - 1]
     return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, query_rows * LATENT)
@@ -149,6 +147,6 @@ class MlaDecode(Op):
         e4m3 by 0.63 or more (`noise`). Outputs of right calls are up to 0.6 percent too large or too small,
         and truncated weights make them 3 percent too small (`bias`; mistakes.py).
 
-        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
-        8 to 12 even rows, of one short sequence; over these right calls err by up to 0.655."""
+        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. Over all even rows they err
+        by up to 0.655, because in more cases only the 8 to 12 rows of one short sequence are even."""
         return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62 if sizes.q == 1 else 0.66)

@@ -71,7 +71,7 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
 def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it. It runs asm v3 on gfx942; on gfx950 OPUS (0.1.18
     or later) and else asm v3; and CK, which truncates, where none of them fits."""
-    # Raises Unsupported without flydsl. Versions of AITER without the function do not need it.
+    # Raises Unsupported without flydsl. Versions of AITER without the function (BindingError) do not need it.
     with contextlib.suppress(BindingError):
         FLYDSL.find()
     return bound(DISPATCH, operands, out)

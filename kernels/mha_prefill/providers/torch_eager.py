@@ -218,7 +218,7 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 # By the compiler
 
 BLOCK = 128  # rows and keys of a block of the mask
-MOST_SHAPES = 256  # for which one process may compile; torch would run those beyond its limit of 8 unfused
+MOST_SHAPES = 256  # that one process may compile. Beyond its own limit, 8, torch would run shapes unfused
 
 
 @implementation(
@@ -232,7 +232,7 @@ MOST_SHAPES = 256  # for which one process may compile; torch would run those be
     workspace=lambda sizes: (
         sizes.queries * 16 + (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1) * 4 * 8
     ),
-    scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
+    scratch=lambda sizes: sizes.queries * sizes.heads * VALUE * 2,  # the call's own output
 )
 def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     import torch

@@ -29,11 +29,11 @@ from kernels.support import Support, need
 from kernels.vendor import Aiter, is_older
 from shapes.case import MOST_QUERIES, Case
 
-# An engine records one page list into its graphs, with room for so many sequences of the server's context
-# length: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
+# An engine records one page list into its graphs. It has room for so many sequences of the server's context
+# length: SGLang takes the largest batch of its graphs on 160 GB or more, vLLM takes --max-num-seqs.
 REQUESTS = {"sglang": 512, "vllm": 1024}
-# The entries of such a list, for each sequence of a call, beyond which its length no longer changes AITER's
-# choice of splits (get_meta_param on 256 and 304 compute units, with all batches up to 512).
+# AITER chooses its splits by the length of this list. Beyond so many entries for each sequence of a call, its
+# choice is always the same (get_meta_param on 256 and 304 compute units, with all batches up to 512).
 MOST_ENTRIES = 163_840
 # The most parts into which SGLang has a sequence split (max_split_per_batch) without data-parallel attention.
 SPLITS_OF_SGLANG = 64
@@ -42,14 +42,14 @@ SPLITS_WITH_DRAFTS = 32  # the same with speculation
 # parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh).
 LEAST_TOKENS = 196
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
-SCALES = "q_scale kv_scale intra_batch_mode"
+FOR_FP8 = "q_scale kv_scale intra_batch_mode"
 SCHEDULE = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
 # The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
 SCHEDULE_TENSORS = ("work_meta_data work_metadata_ptrs", *SCHEDULE.split())
-DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALES}")
-DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")  # an empty `when`, as below, means all cases
-PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")
-PERSISTENT_FP8 = PERSISTENT.needing(SCALES, when="kv=fp8")
+DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {FOR_FP8}")
+DECODE_FP8 = DECODE.needing(FOR_FP8, when="kv=fp8")
+PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")  # in all cases
+PERSISTENT_FP8 = PERSISTENT.needing(FOR_FP8, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
 SHAPES = Function(
     "aiter.get_mla_metadata_info_v1",
@@ -92,10 +92,11 @@ class Asm(Aiter):
 
     @staticmethod
     def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
-        """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). On gfx942
-        the kernels of 16 heads take up to 4, and the one of 128 heads with FP8 any number. AITER folds other
-        heads: a group of 16 becomes a sequence. gfx950 has kernels for any number of query tokens."""
-        has_many = arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
+        """The most query tokens that the row takes. These are those of the persistent kernels in
+        hsa/*/mla/mla_asm.csv; `aiter.asm` has others. On gfx942 the kernels of 16 heads take up to 4, and the
+        one of 128 heads with FP8 any number. Other heads AITER folds: each group of 16 becomes a sequence.
+        gfx950 has kernels for any number."""
+        has_many = arch == "gfx950" or (sizes.kv == "fp8" and repeated_heads(sizes.heads) == 128)
         return MOST_QUERIES if has_many else 4
 
 
@@ -133,7 +134,6 @@ def asm_takes_heads(sizes: MlaDecodeSizes) -> Support:
 
 
 def most_q_of_asm(sizes: MlaDecodeSizes, arch: str) -> int:
-    """The most query tokens."""
     # For 8 heads gfx950 has two kernels of two query tokens, with a causal mask and without: AITER chooses
     # between them by the order of a hash table (hsa/codegen.py).
     if sizes.heads == 8:
@@ -171,7 +171,7 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of partial results, of q in FP8, or of q and the output with repeated heads, and of the
     copy of the cache. There is a partial result for each sequence and one more for each compute unit."""
-    heads = padded(sizes.heads)
+    heads = repeated_heads(sizes.heads)
     bytes_per_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
     partial = layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * heads)
     return partial + sizes.batch * sizes.q * heads * bytes_per_row + layouts.cache_bytes(sizes)
@@ -195,35 +195,36 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
     csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
     clang 20 or later (at e404860). The assembly kernels contain the constants of rounding to nearest."""
-    heads, cache = o.heads, layouts.FiniteCache(o)
-    query, padded_out = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
-    if padded(heads) > heads:
-        query = cache.kv.new_empty(len(query), padded(heads), WIDTH)
-        padded_out = out.new_empty(len(query), padded(heads), LATENT)
-    arguments = by_names(o, cache, query, padded_out, REQUESTS["vllm"])
+    heads, repeated, cache = o.heads, repeated_heads(o.heads), layouts.FiniteCache(o)
+    query, kernel_out = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
+    if repeated > heads:
+        query = cache.kv.new_empty(len(query), repeated, WIDTH)
+        kernel_out = out.new_empty(len(query), repeated, LATENT)
+    fills_query = query.data_ptr() != o.q.data_ptr()  # for repeated heads or FP8
+    arguments = by_names(o, cache, query, kernel_out, REQUESTS["vllm"])
     arguments |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, arguments)
-    # Where AITER folds heads, a call moves `o` to new memory (o_orig.set_ in mla.py). A graph would write it
-    # after it is freed, so each call begins with `o` at the memory that is kept here.
+    # Where AITER folds heads, a call moves its output to new memory (o_orig.set_ in mla.py). A graph would
+    # write that after it is freed, so each call begins with the output at the memory that is kept here.
     written = arguments["o"]
-    at_own_memory = written.view_as(written)
+    own_memory = written.view_as(written)
 
     def call() -> None:
-        if query.data_ptr() != o.q.data_ptr():
-            repeat_heads(o.packed, query)  # and rounds them on an FP8 cache, where it may repeat none
-        written.set_(at_own_memory)
+        if fills_query:
+            repeat_heads(o.packed, query)
+        written.set_(own_memory)
         decode()
 
     def result(_: object) -> torch.Tensor:
-        times, remainder = divmod(padded(heads), heads)
-        return o.unpacked(written[:, ::times] if remainder == 0 else written[:, :heads])
+        """The first copy of each head, in the order of `repeat_heads`."""
+        return o.unpacked(written[:, :: repeated // heads] if repeated % heads == 0 else written[:, :heads])
 
     return cache.prepared(out, call, result=result)
 
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
-    """Fills query [n, more heads, 576] with the heads of q [n, heads, 576], as vLLM does: every head as often
-    as the next where that fills it, else all heads in order, again and again."""
+    """Fills query [n, more heads, 576] with the heads of q [n, heads, 576], as vLLM does: if all come equally
+    often, as 0 0 1 1 2 2, else as 0 1 2 0 1. On an FP8 cache this rounds q, even if no head is repeated."""
     times, remainder = divmod(query.shape[1], q.shape[1])
     if remainder == 0:
         query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
@@ -267,8 +268,8 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     return cache.prepared(out, layouts.rounding_q(o, query, decode))
 
 
-def padded(heads: int) -> int:
-    """The heads that vLLM makes for the persistent kernel by repetition (AiterMLAHelper.get_mla_padded_q)."""
+def repeated_heads(heads: int) -> int:
+    """The heads of the persistent kernel, for which vLLM repeats some (AiterMLAHelper.get_mla_padded_q)."""
     return math.ceil(heads / 16) * 16
 
 
@@ -398,7 +399,7 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     # At 0.1.15 it takes only a single sequence, of 49152 tokens or more.
     supports=lambda case, platform: is_recent(sizes_of(case), platform, "0.1.16", "0.1.19"),
     fits=lambda sizes: Support.all_of(
-        # It takes an FP8 cache, and more heads, in some batches alone or in some versions alone.
+        # Only some versions, or only in some batches, take an FP8 cache or more heads.
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
         takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
         need(

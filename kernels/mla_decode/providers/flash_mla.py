@@ -81,6 +81,7 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     if o.is_fp8:
         if not DECODE.takes("descale_k"):
             raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
+        # The empty schedule gets what the function for FP8 returns.
         filled = METADATA_FP8.bind(o.lengths, o.sizes.q * o.heads, 1, is_fp8_kvcache=True, use_legacy=True)()
         schedule.tile_scheduler_metadata, schedule.num_splits = filled
         of_fp8 = {"is_fp8_kvcache": True}

@@ -99,6 +99,5 @@ def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]
 
 
 def new_tokens_bytes(sizes: MhaPrefillSizes) -> int:
-    """The bytes of the copies that `new_tokens` makes."""
     copied_tokens = sizes.queries if sizes.keys > sizes.queries else 0
     return copied_tokens * sizes.heads * (WIDTH + VALUE) * 2

@@ -1,7 +1,6 @@
 """Kernels of MHA prefill that are wrong in one way each.
 
-A kernel is wrong in one sequence (see `victim`), unless its name or its table says that it is wrong
-everywhere."""
+A kernel is wrong in one sequence (see `victim`), unless its name or its table says `everywhere`."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def read(
 
 def victim(o: MhaPrefillOperands) -> Sequence:
     """A sequence behind the first: that with the most queries, if possible of those with cached tokens."""
-    others = o.sequences[1:] or o.sequences
-    return max(others, key=lambda s: (s.prefix > 0, s.new))
+    return max(o.sequences[1:] or o.sequences, key=lambda s: (s.prefix > 0, s.new))
 
 
 ATTENTION = AttentionOp(sequences=lambda o: list(o.sequences), victim=victim, read=read)

@@ -99,8 +99,7 @@ class MhaPrefillOperands(Operands):
     sequences: list[Sequence]  # the same, on the host
     sizes: MhaPrefillSizes
     scale: float = SCALE
-    # fp32 [1], by which a stored value is to be multiplied; None for bf16. Stationary: calibrated once, as
-    # engines hold the scales of an FP8 cache.
+    # fp32 [1], by which a stored value is to be multiplied; None for bf16. They are calibrated once.
     q_descale: torch.Tensor = ABSENT
     k_descale: torch.Tensor = ABSENT
     v_descale: torch.Tensor = ABSENT
@@ -231,9 +230,7 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
             torch.mul(filled[: len(part)], signs.to(filled.dtype), out=part)
         return filled
 
-    q = fill(o.q)
-    k = fill(o.k)
-    v = fill(o.v)
+    q, k, v = fill(o.q), fill(o.k), fill(o.v)
     # scale * q.k has the standard deviation 1 for normal q and k.
     sharpness = torch.empty(sizes.heads, device=device)
     sharpness[::2] = torch.logspace(-2, 0, len(sharpness[::2]), base=2.0, device=device)
@@ -264,14 +261,12 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
     values. For a query that sees n keys a landmark scores L = ln(n / 16), but at least 0.5, more than an
     ordinary key. So it weighs as much as n / 16 of these.
 
-    The first channel of the rope part marks the landmarks of all queries of a sequence. They are 0 there, as
-    is a row of zeros, and ordinary keys are so far below 0 that they score L less.
-
-    The other 63 channels mark the landmarks of one query, which are its own key and the next one. Every key
-    has a random code. A key holds its own code plus that of the key before. A query holds the code of its own
-    key, so that both of these keys score L more. The first new key and the last key leave out their own code,
-    because the first channel marks them already. The first key of a sequence holds no code, because the key
-    before it belongs to another sequence."""
+    The first channel of that part marks the landmarks of all queries. They are 0 there, as is a row of zeros,
+    and ordinary keys are so far below 0 that they score L less. The other 63 channels mark the landmarks of
+    one query, its own key and the next one. A key holds the sum of two random codes, its own and that of the
+    key before. A query holds the code of its own key, so that both keys score L more. The first new key and
+    the last one leave out their own code, because the first channel marks them already. The first key of a
+    sequence holds no code, because the key before it belongs to another sequence."""
     q_rope = q[:, ::2, NOPE:]
     k_rope = k[:, ::2, NOPE:]
     code = k_rope.clone()

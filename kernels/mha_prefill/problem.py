@@ -75,8 +75,7 @@ def reference(
 def _attend(
     o: MhaPrefillOperands, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """What a Reference holds of some queries of a sequence: value and sigma [heads, n, 128], and for FP8
-    operands sigma_fp8 [heads, n, 128] and even [heads, n].
+    """Value and sigma of queries of a sequence [heads, n, 128]; with FP8 also sigma_fp8 and even [heads, n].
 
     q: [heads, n, 192]; k: [heads, 192, keys]; v: `with_squares`, [heads, keys, 256]
     position: the number of each query's own key, int64 [n]"""
@@ -121,8 +120,7 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too, so
-        that the peak rate of FP8 products bounds it."""
+        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
@@ -156,7 +154,6 @@ class MhaPrefill(Op):
         return empty(sizes, sizes.lengths(), device)
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
-        """The sequence of each token."""
         new = torch.tensor([s.new for s in operands.sequences])
         return RowGroups("sequence", torch.arange(len(new)).repeat_interleave(new)[:, None])
 

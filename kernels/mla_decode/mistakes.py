@@ -1,7 +1,6 @@
 """Kernels of MLA decode that are wrong in one way each.
 
-A kernel is wrong in one sequence, the longest one behind the first, unless its name or its table says that it
-is wrong everywhere."""
+A kernel is wrong in the longest sequence behind the first, unless its name or its table says `everywhere`."""
 
 from __future__ import annotations
 
@@ -234,9 +233,8 @@ def log_sums_head_major(a: Attended) -> torch.Tensor:
 
 
 def short_last_part(of_unseen: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
-    """A kernel is wrong for query rows that see no key of a part. The last part has q - 1 keys at most, so
-    that the first query token sees none of it. of_unseen: maps the values of that part to the log-sum and the
-    result that such a row gets of it"""
+    """The last part has q - 1 keys at most, so that the first query token sees none of it. of_unseen: maps
+    the values of that part to the log-sum and the result that a query row gets which sees none of its keys"""
 
     def wrong(a: Attended) -> torch.Tensor:
         start = max(1, len(a.k) - a.operands.sizes.q + 1)

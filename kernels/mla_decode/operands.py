@@ -284,12 +284,11 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
 
 
 def _page_table(operands: MlaDecodeOperands, generator: random.Random) -> torch.Tensor:
-    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1]. The first page
-    of the shuffled ones pads the table."""
+    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1], and
+    one of the others, which pads the table."""
     pages = list(range(len(operands.kv)))
     generator.shuffle(pages)
-    padding = pages[0]
-    dealt = 1
+    padding, dealt = pages[0], 1
     width = operands.page_table.shape[1]
     table = []
     for length in operands.host_lengths:

@@ -25,9 +25,8 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     sigma_fp8 is the sigma of a call that rounds q and the softmax weights to FP8. The root mean square error
     of a weight is 2^-4 / sqrt(3) of the weight. An error d of q (formats.rounding_deviation) changes score j
     of the head by d . kv_j, and so the output, to first order, by d . sum_j p_j kv_j (v_j - out). That holds
-    for scores as small as those of `generate`. d is doubled, because where two tokens share all the weight,
-    the errors of a row are multiples of one random number, which reaches 5 standard deviations in millions of
-    rows."""
+    for scores as small as those of `generate`. d is doubled: where two tokens share all the weight, the
+    errors of a row are multiples of one number, at 5 standard deviations in one of millions of rows."""
     o = operands
     sampled = _sampled_sequences(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if sampled is None else sampled
@@ -41,8 +40,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
-    """What a Reference holds of a sequence: value and sigma [q * heads, 512], and on an FP8 cache sigma_fp8
-    [q * heads, 512] and even [q * heads]."""
+    """Value and sigma of a sequence [q * heads, 512]; on an FP8 cache also sigma_fp8 and even [q * heads]."""
     q = o.q[sequence].flatten(0, 1)
     kv = o.kv.view(-1, WIDTH)[o.token_slots(sequence)].double() * o.kv_scale
     v = attention.with_squares(kv[:, :LATENT])
@@ -127,8 +125,8 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * attention.BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results; for each token of the longest sequence its row of the cache, its value and the
-        squares of that, and 8 numbers for each query row. All are fp64."""
+        """In fp64, three results, and for each token of the longest sequence its row of the cache, its value
+        and the squares of that, and 8 numbers for each query row."""
         bytes_per_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
         return 3 * 8 * math.prod(self.output_shape(sizes)) + max(sizes.lengths()) * bytes_per_token
 

@@ -74,16 +74,14 @@ INTERPRETED_STEP_S = {"bf16": 4e-3, "fp8": 1e-2}
 class FlashVarlen(SuiteTriton):
     """There is a program for each tile of a sequence's query rows. Blocks of keys above the diagonal are
     skipped, and only those on it are masked. q and k are multiplied in parts of 128 and 64 columns, so that
-    nothing is padded. FP8 operands enter FP8 products; the softmax weights are rounded to FP8 too, scaled up
-    to use the format's range."""
+    nothing is padded. With FP8 operands weights are rounded to FP8, scaled up to use the format's range."""
 
     name = "triton.flash_varlen"
     Config = FlashConfig
     activations = "fp8"
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
-        """Tiles of fewer than twice as many rows as the most new tokens of a sequence, and of at least an
-        instruction's rows for each warp."""
+        """Tiles of fewer rows than twice the most new tokens, with an instruction's rows for each warp."""
         # With two programs of four warps on a compute unit one computes while the other waits. One program of
         # eight warps reads half as much. Steps of many keys wait less often.
         turned = (False, True) if turnable(target, sizes) else (False,)
@@ -112,7 +110,6 @@ class FlashVarlen(SuiteTriton):
         return config
 
     def features(self, sizes: MhaPrefillSizes) -> dict[str, float | str]:
-        """Sums over the batch, and means of its sequences."""
         return {
             "batch": sizes.batch,
             "queries": sizes.queries,

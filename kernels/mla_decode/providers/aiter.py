@@ -69,7 +69,7 @@ PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
 class Asm(Aiter):
-    """`mla_decode_fwd`. On an FP8 cache the call rounds q first, as engines do in the kernel before."""
+    """`mla_decode_fwd`."""
 
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # with an FP8 cache older ones do not write `o` where they split no sequence
@@ -92,10 +92,9 @@ class Asm(Aiter):
 
     @staticmethod
     def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
-        """The most query tokens that the row takes. These are those of the persistent kernels in
-        hsa/*/mla/mla_asm.csv; `aiter.asm` has others. On gfx942 the kernels of 16 heads take up to 4, and the
-        one of 128 heads with FP8 any number. Other heads AITER folds: each group of 16 becomes a sequence.
-        gfx950 has kernels for any number."""
+        """The most query tokens, here of the persistent kernels (hsa/*/mla/mla_asm.csv); `aiter.asm` has its
+        own. gfx950's take any number. On gfx942 those of 16 heads take up to 4, and the one of 128 heads with
+        FP8 any number; AITER folds other heads, so that each group of 16 becomes a sequence."""
         has_many = arch == "gfx950" or (sizes.kv == "fp8" and repeated_heads(sizes.heads) == 128)
         return MOST_QUERIES if has_many else 4
 
@@ -274,8 +273,8 @@ def repeated_heads(heads: int) -> int:
 
 
 def list_entries(sizes: MlaDecodeSizes, requests: int) -> int:
-    """How long a page list is made in place of an engine's, which has room for `requests` of the server's
-    context length: at most MOST_ENTRIES for each sequence of the call, but one for each token at least."""
+    """The length of a page list. An engine's has room for `requests` sequences of the server's context
+    length. It is cut to MOST_ENTRIES for each sequence of the call, but has one for each token at least."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * MOST_ENTRIES))
 
 
@@ -319,13 +318,12 @@ def by_names(
 
 def scheduled(shapes: Function, plan: Function, decode: Function, arguments: dict[str, Any]) -> Call:
     """The call of `mla_decode_fwd` with a schedule, whose tensors are made and filled here."""
-    schedule = {}
     shapes_and_dtypes = shapes.bind(**arguments_of(shapes, arguments))()
+    arguments = dict(arguments)
     for names, (shape, dtype) in zip(SCHEDULE_TENSORS, shapes_and_dtypes, strict=True):
-        schedule[names] = torch.empty(shape, dtype=dtype, device=arguments["q"].device)
-    with_schedule = {**arguments, **schedule}
-    plan.bind(**arguments_of(plan, with_schedule))()
-    return decode.bind(**arguments_of(decode, with_schedule))
+        arguments[names] = torch.empty(shape, dtype=dtype, device=arguments["q"].device)
+    plan.bind(**arguments_of(plan, arguments))()
+    return decode.bind(**arguments_of(decode, arguments))
 
 
 # Triton and Gluon
@@ -360,7 +358,7 @@ class AiterTriton(Aiter):
     AiterTriton,
     symbols=(SEGMENTED,),
     fits=lambda sizes: need(
-        tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
+        sizes.page % 16 == 0, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
     # Partial results of 128 segments; the copy of the cache.
     workspace=lambda sizes: sizes.rows * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
@@ -368,7 +366,8 @@ class AiterTriton(Aiter):
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
     which an FP8 cache is converted on the way."""
-    cache, page = layouts.FiniteCache(o), tile_page(o.page)
+    cache = layouts.FiniteCache(o)
+    page = math.gcd(o.page, 128)  # as in vLLM, the largest power of two that divides the page, to 128
     decode = layouts.bound(
         SEGMENTED, o, out, kv_buffer=cache.kv.view(-1, page, 1, WIDTH), max_seqlen_kv=max(o.host_lengths),
         block_tables=layouts.finite_table(o, page), causal=True, q_descale=None,
@@ -431,8 +430,3 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         seq_info=layouts.page_starts(o, 1),
         min_kv_seq_len=min(o.host_lengths) if has_several else 1,  # as vLLM has it
     )
-
-
-def tile_page(page: int) -> int:
-    """The page that vLLM chooses as a tile: the largest power of two that divides the page, to 128."""
-    return math.gcd(page, 128)

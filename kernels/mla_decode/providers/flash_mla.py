@@ -70,8 +70,7 @@ DENSE: dict[str, Any] = {
     **DENSE,
 )
 def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
-    """What SGLang runs too. Only sgl-flash-mla, which SGLang requires, takes an FP8 cache; on that the call
-    rounds q to FP8 first, as engines do in the kernel before.
+    """What SGLang runs too. Only sgl-flash-mla, which SGLang requires, takes an FP8 cache.
 
     `get_mla_metadata` returns a schedule and the splits. Since 2026-01 the splits are None, and the schedule
     is empty until the first call fills it, before timing. The arguments go by position: the name of the

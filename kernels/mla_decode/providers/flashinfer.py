@@ -122,9 +122,8 @@ def in_parts(q: torch.Tensor, kv: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 class BatchMla(FlashInfer):
-    """`trtllm_batch_decode_with_kv_cache_mla`. On an FP8 cache the call rounds q to FP8 first, which engines
-    fuse into the kernel before. How many work groups share a sequence follows from the server's context
-    length, for which engines record the call."""
+    """`trtllm_batch_decode_with_kv_cache_mla`. How many work groups share a sequence follows from the
+    server's context length, for which engines record the call."""
 
     archs = BLACKWELL
     activations = "fp8"

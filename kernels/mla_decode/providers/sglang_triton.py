@@ -145,8 +145,7 @@ def most_splits(model_len: int, units: int, arch: str) -> int:
     """SGLang's cap on the splits of a sequence, by the server's context length, the same with and without
     graphs (_mla_decode_kv_splits_cap of triton_backend.py). It is at least 8, the default of the server's
     --triton-attention-num-kv-splits. units: compute units of the device"""
-    cap = min(power_of_two(units), power_of_two(math.ceil(model_len / 32)))
-    cap = max(8, cap)
+    cap = max(8, min(power_of_two(units), power_of_two(math.ceil(model_len / 32))))
     return min(cap, 256) if arch == "gfx942" else cap
 
 

@@ -59,8 +59,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     q_parts = layouts.latent_and_rope(padded_q[:, 0])
     outputs = (padded_out[:, 0], no_log_sums)
     call = CUTLASS.bind(*outputs, *q_parts, cache.kv, o.lengths, table, room, o.scale, split_by_kernel)
-    inputs, result = {"q": q, "kv": cache.kv}, padded_out[:, :, :heads]
-    return Prepared(o, out, call, inputs=inputs, after_load=cache.clear, result=result)
+    return cache.prepared(out, call, padded_out[:, :, :heads], q)
 
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"

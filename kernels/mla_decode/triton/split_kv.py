@@ -110,9 +110,7 @@ class SplitKv(SuiteTriton):
         """Blocks of less than twice the rows that read the same tokens, of which at most four cover these
         rows. For more rows than four of the largest blocks have, all but the smallest blocks."""
         rows = rows_of(sizes)
-        blocks = [block for block in (16, 32, 64) if rows <= 4 * block and block < 2 * max(16, rows)]
-        if not blocks:
-            blocks = [32, 64]
+        blocks = [b for b in (16, 32, 64) if rows <= 4 * b and b < 2 * max(16, rows)] or [32, 64]
         instruction = 16 if target.kind == "rocm" else 0
         for block, tokens, warp_counts, stage_counts in _TILES[target.kind]:
             if block not in blocks:

@@ -57,7 +57,7 @@ def varlen(
 
 
 def inputs_with(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Where a call that reads this v reads the live operands."""
+    """`inputs` of a Prepared whose call reads v here, and q and k where they are."""
     return o.live_tensors() | {"v": v[..., :VALUE]}
 
 
@@ -99,6 +99,5 @@ def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]
 
 
 def new_tokens_bytes(sizes: MhaPrefillSizes) -> int:
-    """The bytes of the copies that `new_tokens` makes."""
     copied_tokens = sizes.queries if sizes.keys > sizes.queries else 0
     return copied_tokens * sizes.heads * (WIDTH + VALUE) * 2

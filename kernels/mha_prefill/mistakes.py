@@ -1,6 +1,6 @@
 """Kernels of MHA prefill that are wrong in one way each.
 
-Unless its name says otherwise, a kernel is wrong in one sequence: see `victim`."""
+A kernel is wrong in one sequence (see `victim`), unless its name or its table says `everywhere`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, wi
 from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, Round, fp8, fp16, put
 
 
-def keys_of(
-    s: Sequence, device: torch.device, behind: int, chosen: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers of the keys of a sequence and of `behind` further ones [n], and the last key that each
-    query should see [new, 1]. chosen: the numbers of the queries; None for all"""
+def last_seen(s: Sequence, device: torch.device, chosen: torch.Tensor | None) -> torch.Tensor:
+    """The last key that each query should see, [new, 1]. chosen: the numbers of the queries; None for all"""
     queries = torch.arange(s.new, device=device) if chosen is None else chosen
-    keys = torch.arange(s.length + behind, device=device)
-    return keys, s.prefix + queries[:, None]
+    return s.prefix + queries[:, None]
 
 
 def read(
@@ -37,23 +33,23 @@ def read(
     index:  the keys that it reads [n], counted from the sequence's first; None for the sequence's own
     seen:   which of these each query sees, bool [new, n]; None for what the causal mask lets in
     chosen: the numbers of the queries that it computes; None for all"""
-    keys, last = keys_of(s, o.q.device, 0, chosen)
-    index = keys if index is None else index
-    seen = index <= last if seen is None else seen
+    index = torch.arange(s.length, device=o.q.device) if index is None else index
+    seen = index <= last_seen(s, o.q.device, chosen) if seen is None else seen
     q = o.q[s.queries] if chosen is None else o.q[s.queries][chosen]
     row = GUARD + s.keys.start + index
+    k, v = with_guards(o.k)[row], with_guards(o.v)[row]
+    q, k, v = (tensor.float().transpose(0, 1) for tensor in (q, k, v))
     middle = s.prefix or len(index) // 2  # cached keys are a part; without them the first half is one
     parts = [(0, middle), (middle, len(index))]
-    tensors: dict[str, Any] = {"q": q.float().transpose(0, 1), "seen": seen, "chosen": chosen}
-    tensors["k"] = with_guards(o.k)[row].float().transpose(0, 1)
-    tensors["v"] = with_guards(o.v)[row].float().transpose(0, 1) * o.value_scale
-    return Attended(o, s, rows=s.queries, scale=o.score_scale, fp8=o.q.dtype, parts=parts, **tensors)
+    v = v * o.value_scale
+    return Attended(
+        o, s, s.queries, q, k, v, scale=o.score_scale, fp8=o.q.dtype, parts=parts, seen=seen, chosen=chosen
+    )
 
 
 def victim(o: MhaPrefillOperands) -> Sequence:
     """A sequence behind the first: that with the most queries, if possible of those with cached tokens."""
-    others = o.sequences[1:] or o.sequences
-    return max(others, key=lambda s: (s.prefix > 0, s.new))
+    return max(o.sequences[1:] or o.sequences, key=lambda s: (s.prefix > 0, s.new))
 
 
 ATTENTION = AttentionOp(sequences=lambda o: list(o.sequences), victim=victim, read=read)
@@ -77,7 +73,8 @@ def reading(
     behind: so many keys behind the sequence are read, too"""
 
     def wrong(a: Attended) -> Attended:
-        keys, last = keys_of(a.sequence, a.q.device, behind, a.chosen)
+        keys = torch.arange(a.sequence.length + behind, device=a.q.device)
+        last = last_seen(a.sequence, a.q.device, a.chosen)
         sees = seen(a.sequence, keys, last).expand(len(last), len(keys)) if seen else None
         keys_read = index(a, keys) if index else keys
         return read(a.operands, a.sequence, keys_read, sees, a.chosen)
@@ -158,7 +155,8 @@ def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Ten
     return put(right, slice(end, end + 16), right[end - 1])
 
 
-# Calls that round the softmax weights to FP8
+# Calls that round the softmax weights to FP8. The first ones are wrong everywhere, because a mistake may show
+# only in the average over the whole output.
 
 
 def through_e5m2(name: str) -> Wrong:
@@ -176,7 +174,7 @@ OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "weights up to 2^11 saturated": in_fp8(how=Arithmetic(headroom=11.0)),
     "queries through e5m2": through_e5m2("q"),
     "values through e5m2": through_e5m2("v"),
-    "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=16, lazy=20.0)),
+    "maximum not raised until a weight exceeds 2^20": in_fp8(how=Arithmetic(block=16, lazy=20.0)),
 }
 OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "block of 64 in the middle left out": lambda a: left_out(in_the_middle)(a).in_fp8(),
@@ -207,5 +205,5 @@ def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
         chosen = row_numbers[is_own] - sequence.queries.start
         if len(chosen):
             attended.append(read(o, sequence, chosen=chosen))
-    # The mistakes with descales are among those of FP8 calls.
+    # OWN_FP8_MISTAKES has the wrong descales.
     return ATTENTION.answers(attended, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

@@ -36,7 +36,7 @@ class MhaPrefillSizes:
 
     def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
         """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""
-        # The seed shifts an order. With equal shifts the longest prefixes would precede the most new tokens.
+        # With equal seeds, the sequence with the longest prefix would have the most new tokens, and so on.
         prefixes = spread(parse_span(self.prefix, least=0), self.batch, seed + self.batch // 2)
         new = spread(parse_span(self.new), self.batch, seed)
         return list(zip(prefixes, new, strict=True))
@@ -99,8 +99,7 @@ class MhaPrefillOperands(Operands):
     sequences: list[Sequence]  # the same, on the host
     sizes: MhaPrefillSizes
     scale: float = SCALE
-    # fp32 [1], by which a stored value is to be multiplied; None for bf16. Stationary: calibrated once, as
-    # engines hold the scales of an FP8 cache.
+    # fp32 [1], by which a stored value is to be multiplied; None for bf16. They are calibrated once.
     q_descale: torch.Tensor = ABSENT
     k_descale: torch.Tensor = ABSENT
     v_descale: torch.Tensor = ABSENT
@@ -146,6 +145,7 @@ class MhaPrefillOperands(Operands):
         return copied
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
+        """All tensors, the live ones with their guards: so that `digest` covers these."""
         return [with_guards(t) if name in self.live else t for name, t in self.tensors().items()]
 
 
@@ -230,9 +230,7 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
             torch.mul(filled[: len(part)], signs.to(filled.dtype), out=part)
         return filled
 
-    q = fill(o.q)
-    k = fill(o.k)
-    v = fill(o.v)
+    q, k, v = fill(o.q), fill(o.k), fill(o.v)
     # scale * q.k has the standard deviation 1 for normal q and k.
     sharpness = torch.empty(sizes.heads, device=device)
     sharpness[::2] = torch.logspace(-2, 0, len(sharpness[::2]), base=2.0, device=device)
@@ -247,8 +245,8 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
         k[..., large_channels] *= 2.0**17
         v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
     if seeds.adversarial:
-        ordinary_channels = [channel for channel in range(6) if channel not in large_channels]
-        shift_scores(q, k, ordinary_channels[:3], LARGEST["k"])
+        other_channels = [channel for channel in range(6) if channel not in large_channels]  # three or more
+        shift_scores(q, k, other_channels[:3], LARGEST["k"])
     if o.is_fp8:
         for name, values in {"q": q, "k": k, "v": v}.items():
             descale = o.descales[f"{name}_descale"].fill_(LARGEST[name] / fp8_format(sizes.fp8).max)
@@ -260,15 +258,15 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
 
 def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool) -> None:
     """Makes the even heads attend to landmarks, by their rope part, which is in the scores and not in the
-    values.
+    values. For a query that sees n keys a landmark scores L = ln(n / 16), but at least 0.5, more than an
+    ordinary key. So it weighs as much as n / 16 of these.
 
-    Along the first channel of that part an ordinary key is so far below 0 that it scores L less than a
-    landmark or a row of zeros. A query that sees n keys takes L = ln(n / 16), but 0.5 at least, so that each
-    landmark weighs as much as n / 16 ordinary keys. In the other 63 channels each key holds the sum of two
-    random codes, its own and that of the key before. A query scores L more on the code of its own key. So
-    this key and the next one score like landmarks. The first new key and the last key, which are landmarks
-    anyway, leave out their own code: their queries would score L more on them once again. The first key of a
-    sequence holds no code, because the key before belongs to another sequence."""
+    The first channel of that part marks the landmarks of all queries. They are 0 there, as is a row of zeros,
+    and ordinary keys are so far below 0 that they score L less. The other 63 channels mark the landmarks of
+    one query, its own key and the next one. A key holds the sum of two random codes, its own and that of the
+    key before. A query holds the code of its own key, so that both keys score L more. The first new key and
+    the last one leave out their own code, because the first channel marks them already. The first key of a
+    sequence holds no code, because the key before it belongs to another sequence."""
     q_rope = q[:, ::2, NOPE:]
     k_rope = k[:, ::2, NOPE:]
     code = k_rope.clone()
@@ -285,7 +283,7 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
         if adversarial:
             k_rope[[first + key for key in edges(sequence.length, 64, 128)], :, 0] = 0.0
         keys_seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
-        lift = (keys_seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
+        lift = (keys_seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE  # L as a product of q and k
         own_code = code[sequence.keys][sequence.prefix :]
         q_rope[sequence.queries] = (own_code * (lift / (ROPE - 1))).to(q.dtype)
         q_rope[sequence.queries, :, 0] = (lift[..., 0] / FAR).to(q.dtype)

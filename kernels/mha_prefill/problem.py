@@ -43,8 +43,8 @@ def reference(
     `max_flops` or MOST_ELEMENTS it takes the first and the last row of every sequence, rows at the edges of
     tiles, and others at even distances, as many as fit.
 
-    FP8 products are exact, too. A kernel that makes FP8 operands bf16 rounds v times its descale, which adds
-    2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. sigma_fp8 allows sums of 14 bits in the scores and the output."""
+    FP8 products are exact, too. A kernel that makes FP8 operands bf16 rounds v times its descale; sigma has
+    this error, 2^-9 * sqrt(sum_j p_j^2 v_j^2). sigma_fp8 allows sums of 14 bits in the scores and output."""
     o = operands
     q, k, v = o.q, o.k, o.v
     sampled = sampled_rows(o, max_flops, offset)
@@ -52,31 +52,30 @@ def reference(
     shape = len(rows), q.shape[1], VALUE
     targets = attention.empty_results(shape, torch.float32, q.device, o.is_fp8)
     for sequence in o.sequences:
-        is_own = (rows >= sequence.queries.start) & (rows < sequence.queries.stop)
-        own = torch.nonzero(is_own).flatten()  # indices of `rows` and `targets`
-        if not len(own):
+        in_sequence = (rows >= sequence.queries.start) & (rows < sequence.queries.stop)
+        of_sequence = torch.nonzero(in_sequence).flatten()  # indices of `rows` and `targets`
+        if not len(of_sequence):
             continue
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
             values = v[sequence.keys, heads].float().mul_(o.value_scale).transpose(0, 1)
             values = attention.with_squares(values)
-            for part in own.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
+            for part in of_sequence.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (rows[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 most_seen = int(position[-1]) + 1  # keys that the last of these rows sees
                 queries = q[rows[part].to(q.device), heads].float().transpose(0, 1)
                 results = _attend(o, queries, keys[..., :most_seen], values[:, :most_seen], position)
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
-    value, sigma, *sigma_fp8_and_even = targets  # these two, the last fields of Reference, for FP8 alone
-    return Reference(value, sigma, sampled, *sigma_fp8_and_even)
+    value, sigma, *of_fp8 = targets  # `of_fp8` is empty, or sigma_fp8 and even
+    return Reference(value, sigma, sampled, *of_fp8)
 
 
 def _attend(
     o: MhaPrefillOperands, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """What a Reference holds of some queries of a sequence: value and sigma [heads, n, 128], and for FP8
-    operands sigma_fp8 [heads, n, 128] and even [heads, n].
+    """Value and sigma of queries of a sequence [heads, n, 128]; with FP8 also sigma_fp8 and even [heads, n].
 
     q: [heads, n, 192]; k: [heads, 192, keys]; v: `with_squares`, [heads, keys, 256]
     position: the number of each query's own key, int64 [n]"""
@@ -121,8 +120,7 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too, so
-        that the peak rate of FP8 products bounds it."""
+        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
@@ -156,7 +154,6 @@ class MhaPrefill(Op):
         return empty(sizes, sizes.lengths(), device)
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
-        """The sequence of each token."""
         new = torch.tensor([s.new for s in operands.sequences])
         return RowGroups("sequence", torch.arange(len(new)).repeat_interleave(new)[:, None])
 

@@ -71,9 +71,8 @@ def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
 
 
 def one_token_sequences(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """The page table and the lengths for a kernel that takes one query token of each sequence: every query
-    token is made a sequence, which ends at the token's own key. They are in the order of `packed`, int32
-    [batch * q, max_pages + 1] and [batch * q]."""
+    """The page table and lengths, int32, for a kernel that takes one query token of each sequence: each query
+    token is made a sequence, which ends at the token's own key. They are in the order of `packed`."""
     queries = operands.q.shape[1]
     if queries == 1:
         return operands.page_table, operands.lengths
@@ -133,9 +132,9 @@ class FiniteCache:
         # As bytes, because indexing does not take FP8: all bits of a zero are 0.
         self.kv.view(torch.uint8).flatten(0, 1).index_fill_(0, self.unused_slots, 0)
 
-    def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None) -> Prepared:
-        """A call that reads this copy. result: as in Prepared"""
-        inputs = {"q": self.operands.q, "kv": self.kv}
+    def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None, q: Any = None) -> Prepared:
+        """A call that reads this copy. result: as in Prepared; q: where the call reads q, if not in o.q"""
+        inputs = {"q": self.operands.q if q is None else q, "kv": self.kv}
         return Prepared(self.operands, out, call, inputs=inputs, after_load=self.clear, result=result)
 
 
@@ -146,5 +145,6 @@ def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
 
 
 def rounding_q(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
-    """A call that rounds q into `query`, if that is not q itself, and then calls `decode`."""
+    """A call that rounds q into `query`, if that is not q itself, and then calls `decode`. Engines fuse this
+    rounding into the kernel before."""
     return decode if query is operands.q else sequence(lambda: query.copy_(operands.q), decode)

@@ -1,6 +1,6 @@
 """Kernels of MLA decode that are wrong in one way each.
 
-Unless its name says otherwise, a kernel is wrong in one sequence: the longest one behind the first."""
+A kernel is wrong in the longest sequence behind the first, unless its name or its table says `everywhere`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Att
     q = o.q[i].flatten(0, 1).float()
     hidden = o.hidden(len(kv))
     seen = None if hidden is None else ~hidden
-    tensors: dict[str, Any] = {"q": q, "k": kv, "v": kv[:, :LATENT], "seen": seen}
-    return Attended(o, i, rows=i, scale=o.scale, fp8=o.kv.dtype, parts=evenly(len(kv), 4), **tensors)
+    v, parts = kv[:, :LATENT], evenly(len(kv), 4)
+    return Attended(o, i, rows=i, q=q, k=kv, v=v, scale=o.scale, fp8=o.kv.dtype, parts=parts, seen=seen)
 
 
 ATTENTION = AttentionOp(
@@ -74,7 +74,8 @@ def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
 
 
 def by_table(o: MlaDecodeOperands, i: int, tokens: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """The slots of so many tokens by row i of the page table, with page numbers cast to `dtype`."""
+    """The slots of so many tokens, but at most of those that row i of the page table has room for. Page
+    numbers are cast to `dtype`; a negative one then counts from the end of the cache."""
     token = torch.arange(min(tokens, o.page_table.shape[1] * o.page), device=o.q.device)
     page = o.page_table[i, token // o.page].to(dtype).long() % len(o.kv)
     return page * o.page + token % o.page
@@ -162,6 +163,7 @@ EDGES: Mapping[str, Edge] = {
     "causal edge by row modulo q": lambda a, row: token_edge(a, row % a.operands.sizes.q),
     "causal edges in reverse order": lambda a, row: edge(a, row.flip(0)),
     "causal edge of the first row in a tile of 32": lambda a, row: edge(a, row // 32 * 32),
+    # All rows see the keys before the last page.
     "causal mask in the last page alone": lambda a, row: edge(a, row).clamp(
         min=(len(a.k) - 1) // a.operands.page * a.operands.page - 1
     ),
@@ -232,7 +234,7 @@ def log_sums_head_major(a: Attended) -> torch.Tensor:
 
 def short_last_part(of_unseen: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
     """The last part has q - 1 keys at most, so that the first query token sees none of it. of_unseen: maps
-    the part's values to the log-sum and the result of a query row that sees none of its keys"""
+    the values of that part to the log-sum and the result that a query row gets which sees none of its keys"""
 
     def wrong(a: Attended) -> torch.Tensor:
         start = max(1, len(a.k) - a.operands.sizes.q + 1)
@@ -284,13 +286,14 @@ OWN_MISTAKES: Mapping[str, Wrong] = {
     ).out(),
 }
 
-# Calls that round q and the softmax weights to FP8 themselves
+# Calls that round q and the softmax weights to FP8 themselves. The first ones are wrong everywhere, because a
+# mistake may show only in the average over the whole output.
 OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "queries in e5m2": in_fp8(query=E5M2),
     "weights up to 2^10 saturated": in_fp8(how=Arithmetic(headroom=10.0)),
 }
 OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
-    "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=1, lazy=20.0)),
+    "maximum not raised until a weight exceeds 2^20": in_fp8(how=Arithmetic(block=1, lazy=20.0)),
     "cache's scale twice in values": lambda a: a.in_fp8() * a.operands.kv_scale,
     "rope part left out": lambda a: a.in_fp8(q=without(ROPE, a.q)),
     "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(truncated_to, 5))),

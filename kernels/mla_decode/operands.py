@@ -87,9 +87,9 @@ def takes(
 ) -> Callable[[MlaDecodeSizes], Support]:
     """The function that a row declares as `fits`. By default the row takes all sizes with one query token.
 
-    kv: the only dtype of the cache that the row takes
-    page_multiple_of, page_divides: a page's tokens are to be a multiple of the one, and to divide the other
-    most_q: the most query tokens; why_most_q: the reason for it, for refusals"""
+    kv: the only dtype of the cache that the row takes; empty: either
+    page_multiple_of, page_divides: what the tokens of a page must be a multiple of, and what they must divide
+    most_q: the most query tokens; why_most_q: the reason, which a refusal gives"""
     dtype_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
     queries_taken = "1 query token" if most_q == 1 else f"{most_q} query tokens"
     why = f": {why_most_q}" if why_most_q else ""
@@ -164,7 +164,7 @@ class MlaDecodeOperands(Operands):
         return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """The same cache on pages so far apart that offsets, counted in values, need more than 32 bits."""
+        """The cache in a larger tensor, so far behind its start that offsets in values exceed 32 bits."""
         pages, page, width = self.kv.shape
         first = math.ceil((1 << 32) / (page * width))
         kv = self.kv.new_empty(first + pages, page, width)
@@ -196,8 +196,8 @@ class MlaDecodeOperands(Operands):
 
 
 SPARE_PAGES = 3  # pages of the cache without tokens: the one of NaN that pads the table, and two others
-# Scales of an FP8 cache. With them the largest number of either format means about 15: three standard
-# deviations above the means of all channels, also of those of the rope part, which `_add_landmarks` shifts.
+# Scales of an FP8 cache. With them the largest number of either format means about 15. Values have a standard
+# deviation of 1, and in the rope part means of up to about 12, because `_add_landmarks` shifts them.
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
 # The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q.
 SHIFTING_CHANNEL = WIDTH - 1
@@ -231,10 +231,10 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
 
     - Sharpness differs by head, from flat to peaked (the standard deviation of scores is 0.3 to 8), so that a
       wrong scale, a combine without rescaling and a lost page show.
-    - The first token of each sequence and its query tokens are landmarks. The even heads give each landmark
-      about a sixteenth of the weight of all ordinary tokens together. They would give as much to a row of
-      zeros, if a mask let one in. So a length or a causal edge that is off by one shows at any context. In
-      the odd heads a lost page shows.
+    - The first token of each sequence and its query tokens are landmarks. In the even heads a landmark weighs
+      about a sixteenth of all ordinary tokens together, and so does a row of zeros, if a mask lets one in. So
+      a length or a causal edge that is off by one shows at any context. The odd heads treat landmarks like
+      other tokens, so that a lost page shows there.
     - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
       does not (in a bf16 cache only: the largest number of e4m3 is 448).
     - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
@@ -255,11 +255,9 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     operands.page_table.copy_(_page_table(operands, random.Random(seeds.stationary)))
 
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
-    # q and kv are rounded to the dtypes of the case at the end.
+    # Both are rounded to the dtypes of the case at the end.
     q = torch.empty_like(operands.q, dtype=torch.float32)
-    kv = torch.empty_like(operands.kv, dtype=torch.bfloat16)
-    operands.q = q
-    operands.kv = kv
+    kv = torch.empty_like(operands.kv, dtype=torch.bfloat16) if operands.is_fp8 else operands.kv
     draw_normal(q, generator)
     draw_normal(kv, generator)
     # scale * q.kv has the standard deviation sqrt(576/192) = 1.73 for normal q and kv.
@@ -269,29 +267,28 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     direction = torch.empty(sizes.batch, ROPE, device=device)
     draw_normal(direction, generator)
     if seeds.adversarial:
-        direction[:, SHIFTING_CHANNEL - LATENT] = 0.0
-    _add_landmarks(operands, direction, seeds.adversarial)
+        direction[:, SHIFTING_CHANNEL - LATENT] = 0.0  # because `shift_scores` overwrites that channel
+    _add_landmarks(operands, q, kv, direction, seeds.adversarial)
     if seeds.adversarial:
-        shift_scores(operands.packed, kv, [SHIFTING_CHANNEL], of_keys=8.0)
+        shift_scores(q.flatten(0, 1), kv, [SHIFTING_CHANNEL], of_keys=8.0)
     if sizes.kv == "bf16":
         channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
         q[..., channels] *= 2.0**-17
         kv[..., channels] *= 2.0**17
-    operands.q = q.bfloat16()
+    operands.q.copy_(q)
     kv.view(-1, WIDTH)[operands.unused_slots()] = float("nan")
-    if sizes.kv == "fp8":
-        fmt = fp8_format(sizes.fp8)
-        operands.kv = (kv.float() / operands.kv_scale).clamp(-fmt.max, fmt.max).to(fmt.dtype)
+    if operands.is_fp8:
+        largest = fp8_format(sizes.fp8).max
+        operands.kv.copy_((kv.float() / operands.kv_scale).clamp(-largest, largest))
     return operands
 
 
 def _page_table(operands: MlaDecodeOperands, generator: random.Random) -> torch.Tensor:
-    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1]. The first page
-    of the shuffled ones pads the table."""
+    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1], and
+    one of the others, which pads the table."""
     pages = list(range(len(operands.kv)))
     generator.shuffle(pages)
-    padding = pages[0]
-    dealt = 1
+    padding, dealt = pages[0], 1
     width = operands.page_table.shape[1]
     table = []
     for length in operands.host_lengths:
@@ -301,20 +298,22 @@ def _page_table(operands: MlaDecodeOperands, generator: random.Random) -> torch.
     return torch.tensor(table)
 
 
-def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversarial: bool) -> None:
+def _add_landmarks(
+    operands: MlaDecodeOperands, q: torch.Tensor, kv: torch.Tensor, direction: torch.Tensor, adversarial: bool
+) -> None:
     """Makes every other head attend to the landmarks of each sequence.
 
     It uses a direction of the rope part, which is in the scores and not in the values. Along it q becomes 4
     in the even heads and 0 in the odd ones, a landmark becomes 0, and any other row so far below 0 that it
     scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
 
-    direction: [batch, 64], of any norm"""
+    q, kv: the values so far, in the layouts of `operands`; direction: [batch, 64], of any norm"""
     unit = direction / direction.norm(dim=-1, keepdim=True)
-    q_rope = operands.q[..., LATENT:]
+    q_rope = q[..., LATENT:]
     unit_of_rows = unit[:, None, None, :]
     q_rope -= (q_rope @ unit[:, None, :, None]) * unit_of_rows
     q_rope[:, :, ::2] += 4.0 * unit_of_rows
-    flat = operands.kv.view(-1, WIDTH)
+    flat = kv.view(-1, WIDTH)
     for sequence, length in enumerate(operands.host_lengths):
         u = unit[sequence]
         slots = operands.token_slots(sequence)

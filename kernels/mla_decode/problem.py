@@ -26,8 +26,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     of a weight is 2^-4 / sqrt(3) of the weight. An error d of q (formats.rounding_deviation) changes score j
     of the head by d . kv_j, and so the output, to first order, by d . sum_j p_j kv_j (v_j - out). That holds
     for scores as small as those of `generate`. d is doubled: where two tokens share all the weight, the
-    errors of a row are multiples of one normally distributed number, and this reaches 5 standard deviations
-    in millions of rows."""
+    errors of a row are multiples of one number, at 5 standard deviations in one of millions of rows."""
     o = operands
     sampled = _sampled_sequences(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if sampled is None else sampled
@@ -36,13 +35,12 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     for i, sequence in enumerate(sequences):
         for target, result in zip(results, _attend(o, sequence), strict=True):
             target[i] = result.view_as(target[i])
-    value, sigma, *sigma_fp8_and_even = results  # these two, the last fields of Reference, for FP8 alone
-    return Reference(value, sigma, sampled, *sigma_fp8_and_even)
+    value, sigma, *of_fp8 = results  # `of_fp8` is empty, or sigma_fp8 and even
+    return Reference(value, sigma, sampled, *of_fp8)
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
-    """What a Reference holds of a sequence: value and sigma [q * heads, 512], and on an FP8 cache sigma_fp8
-    [q * heads, 512] and even [q * heads]."""
+    """Value and sigma of a sequence [q * heads, 512]; on an FP8 cache also sigma_fp8 and even [q * heads]."""
     q = o.q[sequence].flatten(0, 1)
     kv = o.kv.view(-1, WIDTH)[o.token_slots(sequence)].double() * o.kv_scale
     v = attention.with_squares(kv[:, :LATENT])
@@ -57,10 +55,7 @@ def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
     if not o.is_fp8:
         return value, variance.sqrt()
     fmt = fp8_format(o.sizes.fp8)
-    kv = kv.float()
-    v = v.float()
-    p = p.float()
-    out = value.float()
+    kv, v, p, out = kv.float(), v.float(), p.float(), value.float()  # variances need no fp64
     q_variance = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
     of_weights, common = attention.fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
     of_q = []
@@ -78,9 +73,10 @@ def _sampled_sequences(o: MlaDecodeOperands, max_flops: float, offset: float) ->
     query_rows = o.q.shape[1] * o.heads  # of a sequence
 
     def flops(sequence: int) -> float:
-        # On an FP8 cache `variance_from_q` takes most of them.
-        of_q_variance = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
-        return 2.0 * query_rows * lengths[sequence] * (WIDTH + LATENT + of_q_variance)
+        products = WIDTH + LATENT  # for a query row and a token
+        if o.is_fp8:
+            products += min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT))  # of `variance_from_q`
+        return 2.0 * query_rows * lengths[sequence] * products
 
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, len(lengths) - 1]
     return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, query_rows * LATENT)
@@ -129,8 +125,8 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * attention.BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results; for each token of the longest sequence its row of the cache, its value and the
-        squares of that, and 8 numbers for each query row. All are fp64."""
+        """In fp64, three results, and for each token of the longest sequence its row of the cache, its value
+        and the squares of that, and 8 numbers for each query row."""
         bytes_per_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
         return 3 * 8 * math.prod(self.output_shape(sizes)) + max(sizes.lengths()) * bytes_per_token
 
@@ -149,6 +145,6 @@ class MlaDecode(Op):
         e4m3 by 0.63 or more (`noise`). Outputs of right calls are up to 0.6 percent too large or too small,
         and truncated weights make them 3 percent too small (`bias`; mistakes.py).
 
-        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
-        8 to 12 even rows, of one short sequence; over these right calls err by up to 0.655."""
+        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. Over all even rows they err
+        by up to 0.655, because in more cases only the 8 to 12 rows of one short sequence are even."""
         return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62 if sizes.q == 1 else 0.66)

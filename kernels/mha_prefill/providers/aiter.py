@@ -24,7 +24,6 @@ from kernels.vendor import Aiter
 
 
 def of_mha(name: str, needs: str, wishes: str = "") -> Function:
-    """A function of aiter.ops.mha."""
     return Function(f"aiter.{name}", f"aiter.ops.mha.{name}", needs=needs, wishes=wishes)
 
 
@@ -35,8 +34,7 @@ TRITON = Function(
     needs=VARLEN,
 )
 PER_TENSOR = of_mha("flash_attn_varlen_fp8_pertensor_func", needs=f"{VARLEN} {DESCALES}")
-# Arguments that the asm and the CK function have and `flash_attn_varlen_func` has not. They have no defaults;
-# these values switch off what they stand for.
+# Arguments without defaults of the asm and the CK function, with values that switch off what they stand for.
 SWITCHED_OFF = {
     "min_seqlen_q": 0,
     "dropout_p": 0.0,
@@ -71,7 +69,7 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
 def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it. It runs asm v3 on gfx942; on gfx950 OPUS (0.1.18
     or later) and else asm v3; and CK, which truncates, where none of them fits."""
-    # Raises Unsupported without flydsl. Versions of AITER without the function do not need it.
+    # Raises Unsupported without flydsl. Versions of AITER without the function (BindingError) do not need it.
     with contextlib.suppress(BindingError):
         FLYDSL.find()
     return bound(DISPATCH, operands, out)

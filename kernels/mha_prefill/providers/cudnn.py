@@ -71,7 +71,8 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
     handle, set_stream, not_supported = CREATE_HANDLE.bind()(), SET_STREAM.find(), NOT_SUPPORTED.find()
     with refusals(not_supported):
-        graph, tensors = graph_of(o, out, handle)
+        built = graph_of(o, out, handle)
+        graph = built.graph
         graph.validate()
     with refusals(not_supported, RuntimeError):  # which is raised where cuDNN has no plan
         graph.build_operation_graph()
@@ -81,7 +82,7 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         graph.build_plans()
     size = max(graph.get_workspace_size(), 1)
     room = torch.empty(size, dtype=torch.uint8, device=out.device)
-    execute = EXECUTE.bind(tensors, room, method_of=graph, handle=handle)
+    execute = EXECUTE.bind(built.tensors, room, method_of=graph, handle=handle)
 
     def call() -> None:
         if out.is_cuda:
@@ -110,73 +111,79 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise Unsupported(f"cudnn {frontend} with cuDNN {backend()}: {reason}") from error
 
 
-def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
-    """A graph of cudnn, and its tensors by their numbers in it. A call gets the tensors."""
-    types = DATA_TYPE.find()
-    tensors: dict[int, torch.Tensor] = {}
-    data_types = {
-        torch.bfloat16: types.BFLOAT16,
-        torch.float8_e4m3fn: types.FP8_E4M3,
-        torch.float32: types.FLOAT,
-        torch.int32: types.INT32,
-        torch.int64: types.INT64,
-    }
-    in_fp32 = {"intermediate_data_type": types.FLOAT, "compute_data_type": types.FLOAT}
-    graph = GRAPH.bind(io_data_type=data_types[o.q.dtype], **in_fp32, handle=handle)()
+class Graph:
+    """A graph of cudnn, and its tensors by their numbers in it, which a call gets."""
 
-    def numbered(tensor: torch.Tensor) -> int:
+    def __init__(self, dtype: torch.dtype, handle: Any) -> None:
+        types = DATA_TYPE.find()
+        self.types = {
+            torch.bfloat16: types.BFLOAT16,
+            torch.float8_e4m3fn: types.FP8_E4M3,
+            torch.float32: types.FLOAT,
+            torch.int32: types.INT32,
+            torch.int64: types.INT64,
+        }
+        in_fp32 = {"intermediate_data_type": types.FLOAT, "compute_data_type": types.FLOAT}
+        self.graph = GRAPH.bind(io_data_type=self.types[dtype], **in_fp32, handle=handle)()
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def number(self, tensor: torch.Tensor) -> int:
         """Adds a tensor, and returns its number."""
-        tensors[len(tensors) + 1] = tensor
-        return len(tensors)
+        self.tensors[len(self.tensors) + 1] = tensor
+        return len(self.tensors)
 
-    def node(tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:
-        uid = numbered(tensor)
-        data_type = data_types[tensor.dtype]
-        return TENSOR.bind(method_of=graph, dim=dims, stride=strides, data_type=data_type, uid=uid)()
+    def input(self, tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:
+        """A node that reads a tensor."""
+        layout = {"dim": dims, "stride": strides, "data_type": self.types[tensor.dtype]}
+        return TENSOR.bind(method_of=self.graph, **layout, uid=self.number(tensor))()
 
-    def small(values: torch.Tensor) -> Any:
-        """A node for values [n], as [n, 1, 1, 1]."""
-        return node(values.view(-1, 1, 1, 1), [len(values), 1, 1, 1], [1] * 4)
+    def values(self, values: torch.Tensor) -> Any:
+        """A node that reads values [n], as [n, 1, 1, 1]."""
+        return self.input(values.view(-1, 1, 1, 1), [len(values), 1, 1, 1], [1] * 4)
 
-    heads = o.q.shape[1]
+    def output(self, node: Any, tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:
+        """Makes a node write a tensor, and returns it."""
+        node.set_uid(self.number(tensor)).set_output(True).set_dim(dims).set_stride(strides)
+        return node.set_data_type(self.types[tensor.dtype])
+
+
+def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> Graph:
+    graph, heads = Graph(o.q.dtype, handle), o.q.shape[1]
+    # By operand: where sequences begin in it, the tokens of the longest sequence, and the width.
     ragged = {
         "q": (o.cu_q, o.sizes.most_new, WIDTH),
         "k": (o.cu_k, o.sizes.most_keys, WIDTH),
         "v": (o.cu_k, o.sizes.most_keys, VALUE),
         "out": (o.cu_q, o.sizes.most_new, VALUE),
     }
-    shapes, begins = {}, {}
+    layouts, offsets = {}, {}
     for name, (starts, tokens, width) in ragged.items():
-        # As if all sequences were as long as the longest: offsets tell where each sequence begins.
+        # As if all sequences were as long as the longest: offsets, in elements, tell where each one begins.
         strides = [tokens * heads * width, width, heads * width, 1]
-        shapes[name] = [len(o.sequences), heads, tokens, width], strides
-        begins[name] = small(starts.long() * (heads * width))  # in elements
-    nodes = {name: node(tensor, *shapes[name]) for name, tensor in o.live_tensors().items()}
+        layouts[name] = [len(o.sequences), heads, tokens, width], strides
+        offsets[name] = graph.values(starts.long() * (heads * width))
+    nodes = {name: graph.input(tensor, *layouts[name]) for name, tensor in o.live_tensors().items()}
     for name, operand in nodes.items():
-        operand.set_ragged_offset(begins[name])
+        operand.set_ragged_offset(offsets[name])
     options = {
-        "seq_len_q": small(o.cu_q.diff()),
-        "seq_len_kv": small(o.cu_k.diff()),
+        "seq_len_q": graph.values(o.cu_q.diff()),
+        "seq_len_kv": graph.values(o.cu_k.diff()),
         "use_padding_mask": True,
         "attn_scale": o.scale,
         "generate_stats": False,
         "use_causal_mask_bottom_right": True,
     }
     if not o.is_fp8:
-        attended, _ = SDPA.bind(method_of=graph, **nodes, **options)()
+        attended, _ = SDPA.bind(method_of=graph.graph, **nodes, **options)()
     else:
         # The operands' descales, and factors for the weights and the output.
         scales = {"descale_q": o.q_descale, "descale_k": o.k_descale, "descale_v": o.v_descale}
         for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
             scales[name] = torch.full((1,), scale, device=o.q.device)
-        scale_nodes = {name: small(scale) for name, scale in scales.items()}
+        scale_nodes = {name: graph.values(scale) for name, scale in scales.items()}
         # It also gives the statistics, and the largest magnitudes of the weights and of the output.
-        attended, _, *largest = SDPA_FP8.bind(method_of=graph, **nodes, **scale_nodes, **options)()
+        attended, _, *largest = SDPA_FP8.bind(method_of=graph.graph, **nodes, **scale_nodes, **options)()
         for magnitude in largest:
-            uid = numbered(torch.empty(1, 1, 1, 1, device=o.q.device))
-            magnitude.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
-            magnitude.set_data_type(types.FLOAT)
-    dims, strides = shapes["out"]
-    attended.set_uid(numbered(out)).set_output(True).set_dim(dims).set_stride(strides)
-    attended.set_data_type(types.BFLOAT16).set_ragged_offset(begins["out"])
-    return graph, tensors
+            graph.output(magnitude, torch.empty(1, 1, 1, 1, device=o.q.device), [1] * 4, [1] * 4)
+    graph.output(attended, out, *layouts["out"]).set_ragged_offset(offsets["out"])
+    return graph

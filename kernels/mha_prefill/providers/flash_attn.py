@@ -17,23 +17,23 @@ from kernels.op import Prepared, implementation
 from kernels.support import need
 
 
-def with_fp8(place: str, needs: str = VARLEN) -> tuple[Function, Function]:
-    """The function of a library for bf16 operands, and for FP8 ones."""
+def bf16_and_fp8(place: str, needs: str = VARLEN) -> tuple[Function, Function]:
+    """A library's function as it is called with bf16 operands, and with FP8 ones."""
     function = Function(place, needs=needs)
     return function, function.needing(DESCALES, when="dtype=fp8")
 
 
 # Not `flash_attn` itself: FlashAttention 4 lives in it, so that it may be installed without the kernels of 2.
 FA2 = Function("flash_attn.flash_attn_interface.flash_attn_varlen_func", needs=VARLEN)
-FA3 = with_fp8("flash_attn_interface.flash_attn_varlen_func")
+FA3 = bf16_and_fp8("flash_attn_interface.flash_attn_varlen_func")
 FA4 = Function(
     "flash_attn.cute.flash_attn_varlen_func",
     "flash_attn.cute.interface.flash_attn_varlen_func",
     needs=VARLEN,
     wishes="num_splits",
 )
-VLLM = with_fp8("vllm.vllm_flash_attn.flash_attn_varlen_func", f"{VARLEN} fa_version num_splits")
-SGLANG = with_fp8("sgl_kernel.flash_attn.flash_attn_varlen_func")
+VLLM = bf16_and_fp8("vllm.vllm_flash_attn.flash_attn_varlen_func", f"{VARLEN} fa_version num_splits")
+SGLANG = bf16_and_fp8("sgl_kernel.flash_attn.flash_attn_varlen_func")
 FROM_HOPPER = ("sm_90", *vendor.BLACKWELL)
 TAKES_BOTH: dict[str, Any] = {
     "activations": "fp8",
@@ -128,7 +128,7 @@ def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
 
 
 def attend(o: MhaPrefillOperands, functions: tuple[Function, Function], **further: Any) -> Prepared:
-    """The call for the operands' dtype. functions: a pair of `with_fp8`"""
+    """The call for the operands' dtype. functions: from `bf16_and_fp8`"""
     of_bf16, of_fp8 = functions
     # fp32 [batch, heads]: the descale of the tensor, once for each head of each sequence.
     shape = (len(o.sequences), o.q.shape[1])

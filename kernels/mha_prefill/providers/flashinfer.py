@@ -39,8 +39,6 @@ PLAN_CUDNN = PLAN.needing(
 )
 RUN = method("run", needs="q k v out")
 RUN_FP8 = RUN.needing("q_scale k_scale v_scale", when="dtype=fp8")
-# 0.7.1 brought `lse_base`, and offsets for cuDNN that count tokens: where there is the first, use the second.
-RUN_WITH_LSE_BASE = method("run", wishes="lse_base")
 TRTLLM = Function(
     "flashinfer.prefill.trtllm_ragged_attention_deepseek",
     "flashinfer.trtllm_ragged_attention_deepseek",
@@ -123,7 +121,7 @@ class CudnnGraph(Fa2):
 
     def prepare(self, o: MhaPrefillOperands, out: torch.Tensor) -> Call:
         offsets = {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k, "v_indptr": o.cu_k, "o_indptr": o.cu_q}
-        if not RUN_WITH_LSE_BASE.takes("lse_base"):
+        if not RUN.takes("lse_base"):  # which 0.7.1 brought too
             widths = {"qo_indptr": WIDTH, "kv_indptr": WIDTH, "v_indptr": VALUE, "o_indptr": VALUE}
             offsets = {name: offset * (o.q.shape[1] * widths[name]) for name, offset in offsets.items()}
         lengths = {"seq_lens": o.cu_k.diff().view(-1, 1, 1, 1), "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1)}
@@ -166,8 +164,8 @@ def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **further: Any) -> Call:
     """The call of `trtllm_ragged_attention_deepseek`, which has several kernels behind it."""
-    # A version that looks for empty sequences would ask the device for the lengths in every call: it is told
-    # that there are none, as by vLLM, or else it gets the lengths on the host.
+    # In some versions every call looks for empty sequences, for which it fetches the lengths from the device.
+    # They are told that there are none, as by vLLM, or get the lengths on the host.
     if TRTLLM.takes("skip_all_rows_active_check"):
         further["skip_all_rows_active_check"] = True
     else:

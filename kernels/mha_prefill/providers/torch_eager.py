@@ -24,8 +24,8 @@ ROWS = 256  # query rows at once: the scores of a whole sequence would not fit i
 
 
 def naive_bytes(sizes: MhaPrefillSizes) -> int:
-    """The bytes of the keys and values of the longest sequence, twice, and for ROWS rows three times those of
-    scores, queries and results. All are fp32."""
+    """The bytes of k and v of the longest sequence, twice, and of scores, q and results of ROWS rows, thrice.
+    All are fp32."""
     per_key = 2 * (WIDTH + VALUE)
     of_rows = 3 * ROWS * (sizes.most_keys + 2 * WIDTH + 2 * VALUE)
     return 4 * sizes.heads * (sizes.most_keys * per_key + of_rows)
@@ -82,9 +82,7 @@ class Sdpa(Implementation):
         masks = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
         return masks + sizes.most_new * sizes.heads * WIDTH * 2
 
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        """With FP8 operands the call first makes them bf16."""
-        o = operands
+    def prepare(self, o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         if not o.is_fp8:
             return self.in_bf16(o, out)
         in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
@@ -101,7 +99,6 @@ class Sdpa(Implementation):
         return Prepared(o, out, call)
 
     def in_bf16(self, o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        """The call on bf16 operands."""
         import torch.nn.attention
 
         v = padded(o.v) if self.padded else o.v
@@ -218,7 +215,7 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 # By the compiler
 
 BLOCK = 128  # rows and keys of a block of the mask
-MOST_SHAPES = 256  # for which one process may compile; torch would run those beyond its limit of 8 unfused
+MOST_SHAPES = 256  # that one process may compile. Beyond its own limit, 8, torch would run shapes unfused
 
 
 @implementation(
@@ -227,12 +224,11 @@ MOST_SHAPES = 256  # for which one process may compile; torch would run those be
     available=lambda platform: platform.compiler(),
     per_size=True,
     fits=takes("bf16"),
-    # First and own keys of rows; the mask's four tables, of which torch makes two for the backward pass. All
-    # are int64 at first.
+    # First and own keys of rows, and the mask's four tables, two of them for the backward pass; all int64.
     workspace=lambda sizes: (
         sizes.queries * 16 + (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1) * 4 * 8
     ),
-    scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
+    scratch=lambda sizes: sizes.queries * sizes.heads * VALUE * 2,  # the call's own output
 )
 def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     import torch

@@ -29,9 +29,8 @@ ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): it attends to the cached keys, whose rows a table gives,
-    then to the new ones with a causal mask. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has
-    them, AVX-512 where not. vLLM's backend AMX_MLA calls it absorbed, on the latents; SGLang's backend
-    `intel_amx` calls it as here, with heads."""
+    then to the new ones with a causal mask. Built on oneDNN's brgemm, which takes AMX tiles or else AVX-512.
+    vLLM's backend AMX_MLA calls it absorbed, on latents; SGLang's backend `intel_amx` calls it as here."""
     k, v, update = new_tokens(o)
     table = torch.zeros(len(o.sequences), o.sizes.most_keys, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-# Transposed values ("turned" below) have a row for each column of v, in which the keys of a sequence are side
-# by side. Each sequence is filled up to a multiple of PAD keys, so that the steps of a program are whole.
+# Values that turn_kernel has transposed are called turned. They have a row for each column of v, in which the
+# keys of a sequence are side by side, in the order of `_in_order_of_registers`. Each sequence is filled up to
+# a multiple of PAD keys, so that the steps of a program are whole.
 PAD = 128
 
 
@@ -73,16 +74,14 @@ INTERPRETED_STEP_S = {"bf16": 4e-3, "fp8": 1e-2}
 class FlashVarlen(SuiteTriton):
     """There is a program for each tile of a sequence's query rows. Blocks of keys above the diagonal are
     skipped, and only those on it are masked. q and k are multiplied in parts of 128 and 64 columns, so that
-    nothing is padded. FP8 operands enter FP8 products; the softmax weights are rounded to FP8 too, scaled up
-    to use the format's range."""
+    nothing is padded. With FP8 operands weights are rounded to FP8, scaled up to use the format's range."""
 
     name = "triton.flash_varlen"
     Config = FlashConfig
     activations = "fp8"
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
-        """Tiles of fewer than twice as many rows as the most new tokens of a sequence, and of at least an
-        instruction's rows for each warp."""
+        """Tiles of fewer rows than twice the most new tokens, with an instruction's rows for each warp."""
         # With two programs of four warps on a compute unit one computes while the other waits. One program of
         # eight warps reads half as much. Steps of many keys wait less often.
         turned = (False, True) if turnable(target, sizes) else (False,)
@@ -111,7 +110,6 @@ class FlashVarlen(SuiteTriton):
         return config
 
     def features(self, sizes: MhaPrefillSizes) -> dict[str, float | str]:
-        """Sums over the batch, and means of its sequences."""
         return {
             "batch": sizes.batch,
             "queries": sizes.queries,
@@ -148,11 +146,11 @@ class FlashVarlen(SuiteTriton):
         prepared = ConfiguredPrepared(operands, out)
         o, sizes, device = operands, operands.sizes, out.device
         q, k, v = (prepared.readable(tensor) for tensor in (o.q, o.k, o.v))
-        # How many threads share a row of scores in a matrix instruction (a wave of AMD has 64 threads), and
-        # how many neighbouring columns each of them holds.
+        # For turned values: how many threads share a row of scores in a matrix instruction (a wave of AMD has
+        # 64 threads), and how many neighbouring columns each of them holds.
         lanes, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
         width = turned_columns(sizes.keys, sizes.batch)
-        shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": lanes, "RUN": run}
+        constants = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": lanes, "RUN": run}
         format, headroom = "bf16", 0  # the largest softmax weight of a row is 2 ** headroom
         if o.is_fp8:
             require_format(sizes.fp8, target)
@@ -160,7 +158,7 @@ class FlashVarlen(SuiteTriton):
         prepared.launches = []
         if config.turned:
             turned = torch.empty(sizes.heads * VALUE, width, dtype=torch.uint8, device=device)
-            prepared.launches.append(turning(o, turned, shared))
+            prepared.launches.append(turning(o, turned, constants))
             v = turned.view(v.dtype)
 
         lengths = [(s.prefix, s.new) for s in o.sequences]
@@ -169,11 +167,12 @@ class FlashVarlen(SuiteTriton):
         programs = torch.tensor(tiles, dtype=torch.int32, device=device)
         tensors = (q, k, v, prepared.written, o.cu_q, o.cu_k, programs)
         scales = (o.scale * math.log2(math.e), o.q_descale, o.k_descale, o.v_descale)
-        of_tma = descriptors(q, k, v, config) if target.kind == "cuda" else [None] * 5  # of five loads
+        blocks = descriptors(q, k, v, config) if target.kind == "cuda" else [None] * 5
+        arguments = (*tensors, *scales, width, *blocks)
         flash = functools.partial(
             flash_kernel[(len(tiles),)],
-            *(*tensors, *scales, width, *of_tma),
-            **shared,
+            *arguments,
+            **constants,
             NOPE=NOPE,
             ROPE=ROPE,
             BLOCK_M=config.rows,
@@ -205,8 +204,8 @@ def turning(o: MhaPrefillOperands, turned: torch.Tensor, constants: dict[str, in
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
 ) -> list[TensorDescriptor]:
-    """Descriptors for loads of blocks by NVIDIA's TMA: two of q, for the first 128 columns of a head and for
-    its last 64, the same of k, and one of v, turned or not."""
+    """Five descriptors for loads of blocks by NVIDIA's TMA: two of q, for the first 128 columns of a head and
+    for its last 64, the same of k, and one of v, turned or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     q, k = q.flatten(1), k.flatten(1)

@@ -127,9 +127,9 @@ def _rows(x, blocks, row, column, stride, inside, ROWS: tl.constexpr, COLUMNS: t
 def _in_order_of_registers(
     weights, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr
 ):
-    """The weights in the order of keys that turn_kernel gives to turned values. With it no weight has to move
-    to another thread, although a row is dealt out to LANES threads in two ways: in the result of a product a
-    thread holds RUN columns side by side before the next thread's begin, in an FP8 operand 2 * RUN."""
+    """The weights, with keys in the order of turned values, in which no weight has to move to another thread.
+    LANES threads hold a row in turn, some neighbouring columns each: RUN columns in the result of a product,
+    2 * RUN in an FP8 operand. turn_kernel puts the keys of values into the same order."""
     weights = tl.reshape(weights, [BLOCK_M, BLOCK_N // (2 * LANES * RUN), 2, LANES, RUN])
     return tl.reshape(tl.permute(weights, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])
 

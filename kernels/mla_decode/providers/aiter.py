@@ -29,11 +29,11 @@ from kernels.support import Support, need
 from kernels.vendor import Aiter, is_older
 from shapes.case import MOST_QUERIES, Case
 
-# An engine records one page list into its graphs, with room for so many sequences of the server's context
-# length: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
+# An engine records one page list into its graphs. It has room for so many sequences of the server's context
+# length: SGLang takes the largest batch of its graphs on 160 GB or more, vLLM takes --max-num-seqs.
 REQUESTS = {"sglang": 512, "vllm": 1024}
-# The entries of such a list, for each sequence of a call, beyond which its length no longer changes AITER's
-# choice of splits (get_meta_param on 256 and 304 compute units, with all batches up to 512).
+# AITER chooses its splits by the length of this list. Beyond so many entries for each sequence of a call, its
+# choice is always the same (get_meta_param on 256 and 304 compute units, with all batches up to 512).
 MOST_ENTRIES = 163_840
 # The most parts into which SGLang has a sequence split (max_split_per_batch) without data-parallel attention.
 SPLITS_OF_SGLANG = 64
@@ -42,14 +42,14 @@ SPLITS_WITH_DRAFTS = 32  # the same with speculation
 # parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh).
 LEAST_TOKENS = 196
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
-SCALES = "q_scale kv_scale intra_batch_mode"
+FOR_FP8 = "q_scale kv_scale intra_batch_mode"
 SCHEDULE = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
 # The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
 SCHEDULE_TENSORS = ("work_meta_data work_metadata_ptrs", *SCHEDULE.split())
-DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALES}")
-DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")  # an empty `when`, as below, means all cases
-PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")
-PERSISTENT_FP8 = PERSISTENT.needing(SCALES, when="kv=fp8")
+DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {FOR_FP8}")
+DECODE_FP8 = DECODE.needing(FOR_FP8, when="kv=fp8")
+PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")  # in all cases
+PERSISTENT_FP8 = PERSISTENT.needing(FOR_FP8, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
 SHAPES = Function(
     "aiter.get_mla_metadata_info_v1",
@@ -69,7 +69,7 @@ PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
 class Asm(Aiter):
-    """`mla_decode_fwd`. On an FP8 cache the call rounds q first, as engines do in the kernel before."""
+    """`mla_decode_fwd`."""
 
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # with an FP8 cache older ones do not write `o` where they split no sequence
@@ -92,10 +92,10 @@ class Asm(Aiter):
 
     @staticmethod
     def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
-        """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). On gfx942
-        the kernels of 16 heads take up to 4, and the one of 128 heads with FP8 any number. AITER folds other
-        heads: a group of 16 becomes a sequence. gfx950 has kernels for any number of query tokens."""
-        has_many = arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
+        """The most query tokens, here of the persistent kernels (hsa/*/mla/mla_asm.csv); `aiter.asm` has its
+        own. gfx950's take any number. On gfx942 those of 16 heads take up to 4, and the one of 128 heads with
+        FP8 any number; AITER folds other heads, so that each group of 16 becomes a sequence."""
+        has_many = arch == "gfx950" or (sizes.kv == "fp8" and repeated_heads(sizes.heads) == 128)
         return MOST_QUERIES if has_many else 4
 
 
@@ -133,7 +133,6 @@ def asm_takes_heads(sizes: MlaDecodeSizes) -> Support:
 
 
 def most_q_of_asm(sizes: MlaDecodeSizes, arch: str) -> int:
-    """The most query tokens."""
     # For 8 heads gfx950 has two kernels of two query tokens, with a causal mask and without: AITER chooses
     # between them by the order of a hash table (hsa/codegen.py).
     if sizes.heads == 8:
@@ -171,7 +170,7 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of partial results, of q in FP8, or of q and the output with repeated heads, and of the
     copy of the cache. There is a partial result for each sequence and one more for each compute unit."""
-    heads = padded(sizes.heads)
+    heads = repeated_heads(sizes.heads)
     bytes_per_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
     partial = layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * heads)
     return partial + sizes.batch * sizes.q * heads * bytes_per_row + layouts.cache_bytes(sizes)
@@ -195,35 +194,36 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
     csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
     clang 20 or later (at e404860). The assembly kernels contain the constants of rounding to nearest."""
-    heads, cache = o.heads, layouts.FiniteCache(o)
-    query, padded_out = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
-    if padded(heads) > heads:
-        query = cache.kv.new_empty(len(query), padded(heads), WIDTH)
-        padded_out = out.new_empty(len(query), padded(heads), LATENT)
-    arguments = by_names(o, cache, query, padded_out, REQUESTS["vllm"])
+    heads, repeated, cache = o.heads, repeated_heads(o.heads), layouts.FiniteCache(o)
+    query, kernel_out = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
+    if repeated > heads:
+        query = cache.kv.new_empty(len(query), repeated, WIDTH)
+        kernel_out = out.new_empty(len(query), repeated, LATENT)
+    fills_query = query.data_ptr() != o.q.data_ptr()  # for repeated heads or FP8
+    arguments = by_names(o, cache, query, kernel_out, REQUESTS["vllm"])
     arguments |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, arguments)
-    # Where AITER folds heads, a call moves `o` to new memory (o_orig.set_ in mla.py). A graph would write it
-    # after it is freed, so each call begins with `o` at the memory that is kept here.
+    # Where AITER folds heads, a call moves its output to new memory (o_orig.set_ in mla.py). A graph would
+    # write that after it is freed, so each call begins with the output at the memory that is kept here.
     written = arguments["o"]
-    at_own_memory = written.view_as(written)
+    own_memory = written.view_as(written)
 
     def call() -> None:
-        if query.data_ptr() != o.q.data_ptr():
-            repeat_heads(o.packed, query)  # and rounds them on an FP8 cache, where it may repeat none
-        written.set_(at_own_memory)
+        if fills_query:
+            repeat_heads(o.packed, query)
+        written.set_(own_memory)
         decode()
 
     def result(_: object) -> torch.Tensor:
-        times, remainder = divmod(padded(heads), heads)
-        return o.unpacked(written[:, ::times] if remainder == 0 else written[:, :heads])
+        """The first copy of each head, in the order of `repeat_heads`."""
+        return o.unpacked(written[:, :: repeated // heads] if repeated % heads == 0 else written[:, :heads])
 
     return cache.prepared(out, call, result=result)
 
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
-    """Fills query [n, more heads, 576] with the heads of q [n, heads, 576], as vLLM does: every head as often
-    as the next where that fills it, else all heads in order, again and again."""
+    """Fills query [n, more heads, 576] with the heads of q [n, heads, 576], as vLLM does: if all come equally
+    often, as 0 0 1 1 2 2, else as 0 1 2 0 1. On an FP8 cache this rounds q, even if no head is repeated."""
     times, remainder = divmod(query.shape[1], q.shape[1])
     if remainder == 0:
         query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
@@ -267,14 +267,14 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     return cache.prepared(out, layouts.rounding_q(o, query, decode))
 
 
-def padded(heads: int) -> int:
-    """The heads that vLLM makes for the persistent kernel by repetition (AiterMLAHelper.get_mla_padded_q)."""
+def repeated_heads(heads: int) -> int:
+    """The heads of the persistent kernel, for which vLLM repeats some (AiterMLAHelper.get_mla_padded_q)."""
     return math.ceil(heads / 16) * 16
 
 
 def list_entries(sizes: MlaDecodeSizes, requests: int) -> int:
-    """How long a page list is made in place of an engine's, which has room for `requests` of the server's
-    context length: at most MOST_ENTRIES for each sequence of the call, but one for each token at least."""
+    """The length of a page list. An engine's has room for `requests` sequences of the server's context
+    length. It is cut to MOST_ENTRIES for each sequence of the call, but has one for each token at least."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * MOST_ENTRIES))
 
 
@@ -318,13 +318,12 @@ def by_names(
 
 def scheduled(shapes: Function, plan: Function, decode: Function, arguments: dict[str, Any]) -> Call:
     """The call of `mla_decode_fwd` with a schedule, whose tensors are made and filled here."""
-    schedule = {}
     shapes_and_dtypes = shapes.bind(**arguments_of(shapes, arguments))()
+    arguments = dict(arguments)
     for names, (shape, dtype) in zip(SCHEDULE_TENSORS, shapes_and_dtypes, strict=True):
-        schedule[names] = torch.empty(shape, dtype=dtype, device=arguments["q"].device)
-    with_schedule = {**arguments, **schedule}
-    plan.bind(**arguments_of(plan, with_schedule))()
-    return decode.bind(**arguments_of(decode, with_schedule))
+        arguments[names] = torch.empty(shape, dtype=dtype, device=arguments["q"].device)
+    plan.bind(**arguments_of(plan, arguments))()
+    return decode.bind(**arguments_of(decode, arguments))
 
 
 # Triton and Gluon
@@ -359,7 +358,7 @@ class AiterTriton(Aiter):
     AiterTriton,
     symbols=(SEGMENTED,),
     fits=lambda sizes: need(
-        tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
+        sizes.page % 16 == 0, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
     # Partial results of 128 segments; the copy of the cache.
     workspace=lambda sizes: sizes.rows * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
@@ -367,7 +366,8 @@ class AiterTriton(Aiter):
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
     which an FP8 cache is converted on the way."""
-    cache, page = layouts.FiniteCache(o), tile_page(o.page)
+    cache = layouts.FiniteCache(o)
+    page = math.gcd(o.page, 128)  # as in vLLM, the largest power of two that divides the page, to 128
     decode = layouts.bound(
         SEGMENTED, o, out, kv_buffer=cache.kv.view(-1, page, 1, WIDTH), max_seqlen_kv=max(o.host_lengths),
         block_tables=layouts.finite_table(o, page), causal=True, q_descale=None,
@@ -398,7 +398,7 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     # At 0.1.15 it takes only a single sequence, of 49152 tokens or more.
     supports=lambda case, platform: is_recent(sizes_of(case), platform, "0.1.16", "0.1.19"),
     fits=lambda sizes: Support.all_of(
-        # It takes an FP8 cache, and more heads, in some batches alone or in some versions alone.
+        # Only some versions, or only in some batches, take an FP8 cache or more heads.
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
         takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
         need(
@@ -430,8 +430,3 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         seq_info=layouts.page_starts(o, 1),
         min_kv_seq_len=min(o.host_lengths) if has_several else 1,  # as vLLM has it
     )
-
-
-def tile_page(page: int) -> int:
-    """The page that vLLM chooses as a tile: the largest power of two that divides the page, to 128."""
-    return math.gcd(page, 128)

@@ -70,8 +70,7 @@ DENSE: dict[str, Any] = {
     **DENSE,
 )
 def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
-    """What SGLang runs too. Only sgl-flash-mla, which SGLang requires, takes an FP8 cache; on that the call
-    rounds q to FP8 first, as engines do in the kernel before.
+    """What SGLang runs too. Only sgl-flash-mla, which SGLang requires, takes an FP8 cache.
 
     `get_mla_metadata` returns a schedule and the splits. Since 2026-01 the splits are None, and the schedule
     is empty until the first call fills it, before timing. The arguments go by position: the name of the
@@ -81,6 +80,7 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     if o.is_fp8:
         if not DECODE.takes("descale_k"):
             raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
+        # The empty schedule gets what the function for FP8 returns.
         filled = METADATA_FP8.bind(o.lengths, o.sizes.q * o.heads, 1, is_fp8_kvcache=True, use_legacy=True)()
         schedule.tile_scheduler_metadata, schedule.num_splits = filled
         of_fp8 = {"is_fp8_kvcache": True}

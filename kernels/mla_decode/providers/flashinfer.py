@@ -42,7 +42,7 @@ DECODE = Function(
     wishes="multi_ctas_kv_counter_buffer cum_seq_lens_q max_q_len",
 )
 COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
-# As a symbol of a row: COUNTER_BYTES may be missing, as before 0.6.15. DECODE then takes no counters.
+# One of the two must exist: COUNTER_BYTES, or before 0.6.15, where DECODE takes no counters, DECODE alone.
 COUNTER = (COUNTER_BYTES, DECODE)
 AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
 
@@ -121,10 +121,9 @@ def in_parts(q: torch.Tensor, kv: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv, "kpe_cache": kpe}
 
 
-class Paged(FlashInfer):
-    """`trtllm_batch_decode_with_kv_cache_mla`. On an FP8 cache the call rounds q to FP8 first, which engines
-    fuse into the kernel before. How many work groups share a sequence follows from the server's context
-    length, for which engines record the call."""
+class BatchMla(FlashInfer):
+    """`trtllm_batch_decode_with_kv_cache_mla`. How many work groups share a sequence follows from the
+    server's context length, for which engines record the call."""
 
     archs = BLACKWELL
     activations = "fp8"
@@ -139,7 +138,7 @@ class Paged(FlashInfer):
 
 @implementation(
     "flashinfer.trtllm",
-    Paged,
+    BatchMla,
     since="0.6.0",
     requires="flashinfer 0.6.0 or later, sm_100 or sm_103",
     symbols=(DECODE, COUNTER),
@@ -151,7 +150,7 @@ def trtllm(operands: MlaDecodeOperands, out: None) -> Prepared:
     """TensorRT-LLM's kernels, which come compiled: SGLang's choice on Blackwell. They are not known to mask
     values, so they get a cache without NaN. As engines do, the row keeps the counters by which the work
     groups of a sequence meet (0.6.15 or later): else FlashInfer would make and zero some in each call."""
-    return paged(operands, "trtllm-gen")
+    return batch_decode(operands, "trtllm-gen")
 
 
 CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103"
@@ -159,27 +158,27 @@ CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103
 
 @implementation(
     "flashinfer.cute_dsl",
-    Paged,
+    BatchMla,
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE,),
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
 )
 def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
-    """FlashInfer's kernels in the CuTe DSL: vLLM's choice where `tiles_heads` is false, and SGLang's backend
-    cutedsl_mla. They load whole pages, so they get a cache without NaN."""
-    return paged(operands, "cute-dsl")
+    """FlashInfer's kernels in the CuTe DSL: vLLM's choice where it does not trust TensorRT-LLM's, and the
+    backend cutedsl_mla of SGLang. They load whole pages, so they get a cache without NaN."""
+    return batch_decode(operands, "cute-dsl")
 
 
 @implementation(
     "flashinfer.auto",
-    Paged,
+    BatchMla,
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
     # With q and outputs of the autotuner's batches, of up to 8192 sequences (_TRTLLM_GEN_MLA_MAX_BATCH).
-    workspace=lambda sizes: Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT),
+    workspace=lambda sizes: BatchMla().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT),
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,
@@ -188,17 +187,17 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 
     vLLM gives several query tokens of a sequence packed, where FlashInfer takes that (cum_seq_lens_q).
     FlashInfer does not tune such a call, and takes TensorRT-LLM's kernels wherever it can."""
-    is_trusted = tiles_heads(operands.heads)
+    trusted = trusts_trtllm(operands.heads)
     # Until 0.6.15 the CuTe DSL's kernels refuse packed query tokens.
-    packed = operands.sizes.q > 1 and is_trusted and DECODE.takes("cum_seq_lens_q")
-    prepared = paged(operands, "auto" if is_trusted else "cute-dsl", packed)
+    packed = operands.sizes.q > 1 and trusted and DECODE.takes("cum_seq_lens_q")
+    prepared = batch_decode(operands, "auto" if trusted else "cute-dsl", packed)
     with AUTOTUNE.bind(tune_mode=True)():
         prepared.call()
     return prepared
 
 
-def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
-    """packed: the call gets q packed, and where each sequence begins in it"""
+def batch_decode(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
+    """The call of DECODE with a backend. packed: it gets q packed, and where each sequence begins in that"""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     page = 64 if o.page % 64 == 0 else 32
     further: dict[str, Any] = {}
@@ -221,13 +220,13 @@ def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
         backend=backend,
         **further,
     )
-    call, shape = layouts.rounding_q(o, query, decode), (*o.q.shape[:3], LATENT)
-    return cache.prepared(None, call, result=lambda returned: returned.view(shape))
+    shape = (*o.q.shape[:3], LATENT)
+    return cache.prepared(None, layouts.rounding_q(o, query, decode), lambda returned: returned.view(shape))
 
 
-def tiles_heads(heads: int) -> bool:
-    """Whether vLLM trusts TensorRT-LLM's kernels with so many heads, which are a single tile or whole tiles
-    (_trtllm_gen_mla_decode_supports_num_heads)."""
+def trusts_trtllm(heads: int) -> bool:
+    """Whether vLLM trusts TensorRT-LLM's kernels with so many heads: if these fit into one tile or fill whole
+    tiles (_trtllm_gen_mla_decode_supports_num_heads)."""
     tile = 16 if heads <= 32 else 64
     return heads < tile or heads % tile == 0
 

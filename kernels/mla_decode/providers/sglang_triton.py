@@ -73,16 +73,16 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     device = o.q.device
     batch = len(o.q)
     arch = of(device).arch
-    cores = layouts.compute_units(device)
-    most = most_splits(o.sizes.model_len, cores, arch)
+    units = layouts.compute_units(device)
+    most = most_splits(o.sizes.model_len, units, arch)
     partial = torch.empty(batch, o.heads, most, LATENT, dtype=torch.float32, device=device)
     splits = torch.empty(batch, dtype=torch.int32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
-    # SCHEDULE[grid] is the call of a Triton kernel, here with a grid of one program. `bind` takes it as the
-    # method of an object.
+    # A Triton kernel is called as kernel[grid](...), here on a grid of one program. `bind` calls functions or
+    # methods of objects, so that kernel[grid] is made a method.
     one_program = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
     query_tokens = cache_heads = 1
-    arguments = (splits, o.lengths, batch, query_tokens, o.heads, cache_heads, most, cores)
+    arguments = (splits, o.lengths, batch, query_tokens, o.heads, cache_heads, most, units)
     most_sequences = max(256, power_of_two(batch))
     SCHEDULE.bind(*arguments, method_of=one_program, MAX_NUM_SEQ=most_sequences, uneven_batch_ptr=uneven)()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
@@ -120,9 +120,9 @@ def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         new_keys.copy_((rows.float() * o.kv_scale)[:, None])
 
     copy_new_keys()
-    cached_ends = [0, *itertools.accumulate(length - queries for length in o.host_lengths)]
+    cached_starts = [0, *itertools.accumulate(length - queries for length in o.host_lengths)]
     masks = [torch.ones(queries, n, dtype=torch.uint8).tril(n - queries).flatten() for n in o.host_lengths]
-    mask_ends = [0, *itertools.accumulate(map(len, masks))]
+    mask_starts = [0, *itertools.accumulate(map(len, masks))]
     cache = o.kv.view(-1, 1, WIDTH)
     attend = layouts.bound(
         EXTEND,
@@ -132,21 +132,20 @@ def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         v_extend=new_keys[..., :LATENT],
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
-        kv_indptr=torch.tensor(cached_ends, dtype=torch.int32, device=device),
+        kv_indptr=torch.tensor(cached_starts, dtype=torch.int32, device=device),
         kv_indices=torch.cat([slots[:-queries] for slots in slots_of_sequences]),
         custom_mask=torch.cat(masks).to(device),
-        mask_indptr=torch.tensor(mask_ends, device=device),
+        mask_indptr=torch.tensor(mask_starts, device=device),
         is_causal=True,
     )
     return Prepared(o, out, attend, after_load=copy_new_keys)
 
 
-def most_splits(model_len: int, cores: int, arch: str) -> int:
+def most_splits(model_len: int, units: int, arch: str) -> int:
     """SGLang's cap on the splits of a sequence, by the server's context length, the same with and without
     graphs (_mla_decode_kv_splits_cap of triton_backend.py). It is at least 8, the default of the server's
-    --triton-attention-num-kv-splits. cores: compute units"""
-    cap = min(power_of_two(cores), power_of_two(math.ceil(model_len / 32)))
-    cap = max(8, cap)
+    --triton-attention-num-kv-splits. units: compute units of the device"""
+    cap = max(8, min(power_of_two(units), power_of_two(math.ceil(model_len / 32))))
     return min(cap, 256) if arch == "gfx942" else cap
 
 

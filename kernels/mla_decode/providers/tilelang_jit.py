@@ -12,7 +12,8 @@ def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers)
     """A program takes `tile_heads` heads of one sequence over one part of its tokens, `tokens` at a time.
 
     Where `tokens` divides a page, steps are copied whole, even if the part ends within one: what the page has
-    behind the end must be finite. Otherwise tokens are copied one by one, and for later ones the last one."""
+    behind the end must be finite. Otherwise tokens are copied one by one, and behind the end of the part its
+    last token is copied again."""
     batch, width, rows = T.dynamic("batch"), T.dynamic("width"), T.dynamic("rows")
     parts, slots = T.dynamic("parts"), T.dynamic("slots")
 

@@ -42,8 +42,7 @@ UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
     ),
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
-    """vLLM runs it where a user asks for it. The call rounds q to FP8 first, which vLLM fuses into the kernel
-    before. It gets a cache without NaN."""
+    """vLLM runs it where a user asks for it. It gets a cache without NaN."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     device, heads = o.q.device, o.heads
     page = 64 if o.page % 64 == 0 else 32  # the sizes of pages that vLLM gives it

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kernels.attention import BYTES
 from kernels.lazy import torch
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
@@ -82,16 +80,16 @@ class SdpaMlaDecode(TorchMlaDecode):
     def prepare_turn(self, first: Prepared | None, o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        rows: Any = None
-        if first is not None:
+        if first is not None and o.same_stationary(first.operands):
             slots, seen, rows = first.stationary
-        if first is None or not o.same_stationary(first.operands):
+        else:
             slots, seen = padded_tables(o)
             if o.q.shape[1] > 1:
                 seen = seen.repeat_interleave(o.heads, 1)  # a row of the mask for each query row
-        # One buffer serves the calls on all sets, as one serves all layers of an engine.
-        if rows is None or rows.shape[:2] != slots.shape:
-            rows = o.kv.new_empty(*slots.shape, WIDTH)
+            # One buffer serves the calls on all sets, as one serves all layers of an engine.
+            rows = None if first is None else first.stationary[2]
+            if rows is None or rows.shape[:2] != slots.shape:
+                rows = o.kv.new_empty(*slots.shape, WIDTH)
 
         def call() -> None:
             # Into a buffer that exists already: page faults in fresh memory cost more than the copy.

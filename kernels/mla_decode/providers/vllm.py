@@ -51,7 +51,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     no_log_sums = torch.empty(0, device=out.device)
     split_by_kernel = -1  # the kernel chooses the number of splits
     units = layouts.compute_units(out.device)
-    # As in vLLM, the first argument is its block, TILE tokens, times the query tokens of a sequence: 1.
+    # As in vLLM, the first argument is TILE tokens for each query token of a sequence, which is one here.
     needed_bytes = CUTLASS_BYTES.bind(TILE, batch, units, num_kv_splits=split_by_kernel)()
     room = torch.empty(max(WORKSPACE, needed_bytes), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
@@ -59,8 +59,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     q_parts = layouts.latent_and_rope(padded_q[:, 0])
     outputs = (padded_out[:, 0], no_log_sums)
     call = CUTLASS.bind(*outputs, *q_parts, cache.kv, o.lengths, table, room, o.scale, split_by_kernel)
-    inputs, result = {"q": q, "kv": cache.kv}, padded_out[:, :, :heads]
-    return Prepared(o, out, call, inputs=inputs, after_load=cache.clear, result=result)
+    return cache.prepared(out, call, padded_out[:, :, :heads], q)
 
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"

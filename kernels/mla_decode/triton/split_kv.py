@@ -30,7 +30,7 @@ LEAST_ROWS, MOST_ROWS = 16, 64  # query rows of a block
 class SplitKvConfig:
     """What one program of the split kernel takes, and how many programs there are."""
 
-    heads: int  # the query rows of a block, which are heads of one or several query tokens
+    heads: int  # query rows of a block: the heads of one query token, or of several
     tokens: int  # cached rows of a step of its loop
     # It computes transposed tiles: tokens and latents are the rows of sm_90's instructions.
     swap: bool = False
@@ -103,35 +103,33 @@ class SplitKv(SuiteTriton):
     name = "triton.split_kv"
     Config = SplitKvConfig
     older_instructions: ClassVar = {
-        "split_kernel": "memory bounds 16 rows; on sm_100 registers do not hold 64 and an FP8 cache to widen"
+        "split_kernel": "memory is the bound with 16 rows; 64 rows and an FP8 cache exceed sm_100's registers"
     }
 
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
-        """All blocks that are less than twice as large as the rows need, and so large that at most four of
-        them read the same tokens; for very many rows, the larger blocks."""
+        """Blocks of less than twice the rows that read the same tokens, of which at most four cover these
+        rows. For more rows than four of the largest blocks have, all but the smallest blocks."""
         rows = rows_of(sizes)
-        blocks = [block for block in (16, 32, 64) if rows <= 4 * block and block < 2 * max(16, rows)]
-        if not blocks:
-            blocks = [32, 64]
+        blocks = [b for b in (16, 32, 64) if rows <= 4 * b and b < 2 * max(16, rows)] or [32, 64]
         instruction = 16 if target.kind == "rocm" else 0
-        for block, tokens, warps, stages in _TILES[target.kind]:
+        for block, tokens, warp_counts, stage_counts in _TILES[target.kind]:
             if block not in blocks:
                 continue
-            for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
+            for warps, stages, per_unit in itertools.product(warp_counts, stage_counts, PER_UNIT):
                 # What AMD's pipelines hold in shared memory.
-                buffered_bytes = tokens * WIDTH * BYTES[sizes.kv] * (s - 1)
+                buffered_bytes = tokens * WIDTH * BYTES[sizes.kv] * (stages - 1)
                 does_not_fit = target.kind == "rocm" and buffered_bytes > target.shared
-                spills = sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES
+                spills = sizes.q > 1 and (target.arch, block, tokens, warps, stages) in SPILLS_AT_EDGES
                 if spills or does_not_fit:
                     continue
                 config = SplitKvConfig(
-                    block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction
+                    block, tokens, per_unit=per_unit, warps=warps, stages=stages, instruction=instruction
                 )
                 yield config
                 if target.arch == "gfx942" and tokens == 16:
                     yield replace(config, reload=True)
                 # The 64 tokens are then the 64 rows of an instruction, which four warps compute together.
-                if target.arch == "sm_90" and (block, tokens, w, s) == (16, 64, 4, 2):
+                if target.arch == "sm_90" and (block, tokens, warps, stages) == (16, 64, 4, 2):
                     yield replace(config, swap=True)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
@@ -155,9 +153,9 @@ class SplitKv(SuiteTriton):
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """An upper bound over all platforms and configurations, whose numbers of programs differ. A plan for
-        more programs than sequences has at most one slot for each program; else, at most two. It also has at
-        most one slot for each part of the least length, and one more for each sequence."""
+        """An upper bound over all platforms and configurations, whose numbers of programs differ. A plan has
+        at most one slot for each program, or two where there are no more programs than sequences. It also has
+        at most one slot for each part of the least length, and one more for each sequence."""
         most_programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_ROWS)
         by_programs = max(most_programs, 2 * min(sizes.batch, most_programs))
         by_length = sizes.batch + sizes.tokens // (LEAST_TOKENS_PER_HEAD * LEAST_ROWS)
@@ -191,7 +189,8 @@ class SplitKv(SuiteTriton):
         empty_parts = [Part(0, 0, 0, -1)] * (-len(split_plan.parts) % xcds)
         parts = torch.tensor([*split_plan.parts, *empty_parts], dtype=torch.int32, device=out.device)
         partial, log_sums = split_plan.buffers(rows, out.device)
-        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64. See split_kv_jit.
+        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64. With so many the kernel
+        # computes the products of the latent and of the rope part apart.
         fills_instructions = config.heads >= 64 and config.warps > 4
         apart = target.kind == "cuda" and fills_instructions and not config.swap
         tensors = (o.q, kv, o.page_table, parts, partial, log_sums, prepared.written)

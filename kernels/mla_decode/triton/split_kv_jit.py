@@ -43,7 +43,7 @@ def split_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides the first token of each part
     SWAP: tl.constexpr,  # computes transposed tiles: instructions that want 64 rows get tokens and latents
-    APART: tl.constexpr,  # computes scores in a branch; see below
+    APART: tl.constexpr,  # computes the latent and the rope part of scores apart, and adds them up
     RELOAD: tl.constexpr,  # loads the tokens again for the second product
     XCDS: tl.constexpr,  # dies that programs are dealt to in turn, each with a cache of its own
     PRODUCT: tl.constexpr,  # the dtype of products: bf16; fp32 in the interpreter, which gets bf16 wrong
@@ -112,8 +112,8 @@ def split_kernel(
             scores = tl.dot(q_rope, tl.trans(kv_rope), tl.dot(q_latent, tl.trans(kv_latent))) * score_scale
             scores = masked(scores, inside, step, seen, TOKEN, CAUSAL)
         elif first + BLOCK_N <= end_for_all:
-            # If one product simply feeds the next, Triton divides the rows among all warps: with 64 rows,
-            # 8 warps compute each row twice. A branch and a sum of two products keep it from doing so.
+            # If one product simply feeds the next, as above, Triton divides the rows among all warps: with 64
+            # rows, 8 warps compute each row twice. A branch and a sum of two products keep it from doing so.
             scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
             scores += tl.dot(q_rope, tl.trans(kv_rope)) * score_scale
         else:

@@ -49,13 +49,13 @@ class SplitPlan:
 def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) -> SplitPlan:
     """The plan for about so many programs, which take `step` tokens at a time.
 
-    A sequence that is longer than a part may be is cut into as few parts as possible, which differ by one
-    step at most. A part may always have `least_tokens`."""
+    There is a limit of the length of parts, which is `least_tokens` or more. A longer sequence is cut into as
+    few parts as the limit allows. These differ by one step at most."""
     steps = [math.ceil(length / step) for length in lengths]
-    most_steps = _most_steps(steps, programs, math.ceil(least_tokens / step))
+    limit = _limit(steps, programs, math.ceil(least_tokens / step))
     parts, split, slots = [], [], 0
     for sequence, (length, count) in enumerate(zip(lengths, steps, strict=True)):
-        cuts = math.ceil(count / most_steps)
+        cuts = math.ceil(count / limit)
         if cuts == 1:
             parts.append(Part(sequence, 0, length, -1))
             continue
@@ -66,18 +66,20 @@ def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) 
     return SplitPlan(tuple(sorted(parts, key=lambda part: part.start - part.end)), tuple(split))
 
 
-def _most_steps(steps: Sequence[int], programs: int, least: int) -> int:
-    """The most steps of a part: the fewest with which there are no more parts than programs. Where there are
-    as many sequences as programs, or more, the steps that a program takes on average, so that no sequence
-    outlasts the others. steps: of each sequence; least: the least steps of a part"""
+def _limit(steps: Sequence[int], programs: int, least: int) -> int:
+    """The most steps that a part may have. With fewer sequences than programs it is the smallest limit with
+    which there are no more parts than programs. Otherwise it is the steps that a program takes on average, so
+    that no sequence outlasts the others. Where splitting gains too little it is the longest sequence.
+
+    steps: of each sequence; least: the smallest limit"""
     average = max(least, math.ceil(sum(steps) / programs))
     longest = max(average, *steps)
 
     def fits(candidate: int) -> bool:
         return sum(math.ceil(count / candidate) for count in steps) <= programs
 
-    most = average
+    limit = average
     if len(steps) < programs:
         # Larger parts are fewer: from the first candidate that fits on, all fit.
-        most += bisect.bisect_left(range(average, longest), True, key=fits)
-    return most if most * LEAST_GAIN < longest else longest
+        limit += bisect.bisect_left(range(average, longest), True, key=fits)
+    return limit if limit * LEAST_GAIN < longest else longest

@@ -35,8 +35,8 @@ def listed(requests: int, model_len: int) -> int:
     (flash_attn.most_splits, (96, 163_840), 66),
     (flash_attn.most_splits, (16, 2049), 33),
     # Heads that vLLM gives TensorRT-LLM's kernels.
-    *((flashinfer.tiles_heads, (heads,), True) for heads in (6, 16, 32, 48, 128)),
-    *((flashinfer.tiles_heads, (heads,), False) for heads in (20, 96)),
+    *((flashinfer.trusts_trtllm, (heads,), True) for heads in (6, 16, 32, 48, 128)),
+    *((flashinfer.trusts_trtllm, (heads,), False) for heads in (20, 96)),
     # Entries of the list that AITER is given.
     (listed, (REQUESTS["sglang"], 163_840), 2 * 163_840),
     (listed, (REQUESTS["sglang"], 512), 512 * 512),

@@ -297,7 +297,8 @@ def _digest(run: ServingRun) -> str:
 
 def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
     """What differs between a run before and one after, and what `serving load` suspects of them. Raises
-    UsageError if they differ in a known field of the identity, except versions of no two releases."""
+    UsageError if they differ in a known field of the identity. Versions may differ unless they name two
+    releases: others are builds."""
     for field in identity.unlike(identity.of_run(before), identity.of_run(after)):
         value, value_after = field.a, field.b
         releases = {release[0] for text in (value, value_after) if (release := RELEASE.match(text))}

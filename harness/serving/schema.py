@@ -41,7 +41,8 @@ class Finding(StrictRecord):
     """What a rule found in one row, or between several."""
 
     rule: str  # its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
-    severity: Severity  # `wrong`: it does not hold; `suspect`: it needs an explanation; `note`: to be known
+    severity: Severity
+    """`wrong`: it does not hold; `suspect`: it needs an explanation; `note`: a reader has to know it."""
     message: str
 
 

@@ -1,8 +1,8 @@
 """Looks up the names by which arms differ in the installed engine. If nothing reads a variable or a flag,
 that is the simplest explanation of a gain that vanished.
 
-A name in a comment or a docstring does not count, nor one that a list or a table only has. Names that are put
-together at run time are not found, so the result is only a warning.
+A name does not count in a comment or a docstring, in the line that declares it, or as an item of a list or a
+key of a table. Names that are put together at run time are not found, so the result is only a warning.
 """
 
 from __future__ import annotations

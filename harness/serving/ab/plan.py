@@ -24,7 +24,9 @@ METRICS |= {"ttft_median": ("ttft", "median"), "throughput": ("throughput", "", 
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is not a child of theirs
 SHELLS = ("sh", "bash")
-NOWHERE = Path()  # the folder and the file of a command that is only looked at
+NOWHERE = Path(os.devnull)
+"""The folder and the file of a command that is only looked at. Its Python runs with its variables (see
+ab/names.py), which may name a folder below this one: nothing can be written there."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 # A word that only a shell understands: an operator, a redirection, a `;` at its end, a variable, a command.
@@ -79,8 +81,8 @@ class Plan(StrictRecord):
     pairs: int | None = Field(default=None, ge=1)
     """The number of pairs, judged when all are there; None: at most 12, judged after 4, 6, 8 and 12."""
     seed: int = Field(default=1, ge=0, lt=2**31)
-    launch_minutes: float = Field(default=10.0, gt=0)  # expected, until the first ones are measured
-    run_minutes: float = Field(default=8.0, gt=0)
+    launch_minutes: float = Field(default=10.0, gt=0)  # expected of a launch, until the first are measured
+    run_minutes: float = Field(default=8.0, gt=0)  # the same of a run
     first_ready_timeout: Seconds = 3600.0
     ready_timeout: Seconds = 1800.0
     client_timeout: Seconds = 3600.0

@@ -31,7 +31,7 @@ def complete(draft: Draft) -> None:
     for side in ("input", "output"):
         mean = draft.value(f"{side}_len", tokens=side)
         totals[f"{side}_tokens"] = None if completed is None or mean is None else round(completed * mean)
-    # Of the client's and the server's count of output tokens the one that fits the throughput better counts.
+    # `output_len` is by the client's count, `output_tokens` by the server's: the nearer to the rate is taken.
     by_client, by_server = totals["output_tokens"], successes.inside("output_tokens").count("total")
     by_throughput = (draft.value("throughput", "total", "output") or 0.0) * (totals["duration_s"] or 0.0)
     counts = [count for count in (by_client, by_server) if count is not None]

@@ -55,8 +55,8 @@ class Surface:
 
     def us_at(self, size: float, *others: float) -> float:
         """The time at these sizes. Below the least of a size it is the time at the least. Beyond the largest
-        it grows in proportion to the size, as more work of the same kind does. Along the curve, so over the
-        last size, it grows there with the slope of the curve's end."""
+        it grows in proportion to the size, as more work of the same kind does; but beyond the largest of the
+        last size, which a curve is over, it grows with the slope of that curve's end."""
         sizes = self.sizes
         if size <= sizes[0]:
             return self._us(0, others)

@@ -39,7 +39,8 @@ DRAIN = 0.4
 would be 0 if all requests ended together, and 0.5 if their ends were spread evenly."""
 WARM_FROM = {"trtllm": 8192}
 """Engines that warm up with a long prompt, and the length from which on a prompt finds its kernels compiled.
-InferenceX's first wave of 1024 tokens takes TensorRT-LLM 1 to 4 s beside its prefills, of 8192 hardly any."""
+With TensorRT-LLM InferenceX's first wave of 1024 tokens takes 1 to 4 s more than its prefills, that of 8192
+tokens takes little more."""
 
 
 @dataclass(frozen=True)

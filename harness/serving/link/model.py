@@ -30,7 +30,8 @@ SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
 """By number of drafts, the least and the largest published accept length of R1 and V3: DeepSeek-V3's report,
-SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens give others."""
+SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give
+others."""
 UNSAID_DEVIATION = 0.7
 """Deviation of the logarithm of an accept length that the points do not say. InferenceX's and ATOM's own
 runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""

@@ -37,7 +37,8 @@ SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
-    """Of each phase that a change touches its name, the phase, and the touched terms. Raises UsageError."""
+    """Of each phase that a change touches its name, the phase, and the indices of the touched terms. Raises
+    UsageError if it touches none."""
     phases = {"decode": sums.decode, "prefill": sums.prefill}
     if change.phase != "both":
         phases = {change.phase: phases[change.phase]}

@@ -176,6 +176,14 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
     assert told["--graph-bs"] == f"the engine has no flag --graph-bs, but {longer}"
 
 
+def test_looking_up_names_writes_nothing_into_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    command = f"PYTHONPYCACHEPREFIX={{cache}}/pyc {sys.executable} -m json.tool {{port}}"
+    names.looked_up(read_plan(GOOD | {"launch": command}, "x"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_engine_that_is_not_here_is_not_called_silent():
     plan = read_plan(GOOD | {"arms": {"a": {}, "b": {"env": {"VLLM_USE_V1": "1", "Q": "1"}}}}, "x")
     unknown, old = names.looked_up(plan)

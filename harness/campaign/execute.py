@@ -125,7 +125,8 @@ def _environment(agent: Agent) -> dict[str, str]:
 
 @dataclass
 class CommandJob(Job):
-    """A step that runs whole: a command that an agent runs. It is done when `done.json` is in its folder."""
+    """A step that runs whole: a command that an agent runs. It is done when `done.json`, the
+    last of its files, is in its folder."""
 
     folder: Path
     arguments: Sequence[str]  # `{out}` among them stands for a folder whose files come into this one

@@ -133,7 +133,8 @@ def _of_case(plan: RunPlan, key: str) -> RunPlan:
 
 @dataclass
 class CalibrationJob(Job):
-    """The same cases on each device of a type, before and after all others, to show how devices differ."""
+    """The same cases on each device of a type, with the op's best torch implementation, before all other
+    cases or after them. They show how far the devices lie apart."""
 
     when: Literal["first", "last"]
     devices: list[OpenedDevice]

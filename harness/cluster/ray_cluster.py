@@ -25,7 +25,7 @@ from harness.paths import ROOT
 from kernels.platform import devices
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Where this variable is 0, Ray keeps to 127.0.0.1, as it does on Windows and macOS by default."""
+"""Where this is 0, Ray keeps to 127.0.0.1 and forms no cluster, as on Windows and macOS by default."""
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
@@ -35,7 +35,8 @@ HEAD_GONE_S = 6.0  # after so many seconds without a connection the head is gone
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
-"""Seconds for a node to load Python and the suite. An actor that takes longer waits for a taken device."""
+"""Seconds for a node to load Python and the suite. An actor that takes longer to begin waits for a device
+that another driver has."""
 BEAT_S = 10.0  # seconds between signs of life that an agent is asked for
 HANG_S = 60.0  # an agent hangs if it gives no sign of life for so many seconds
 
@@ -104,7 +105,8 @@ def _refusal(address: str, seconds: float = 5.0) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether the head answers at 127.0.0.1 and not at the address by which other machines reach this one."""
+    """Whether the head answers at 127.0.0.1 and not at the address by which other machines reach this
+    one, which Ray must then not use."""
     host, _, port = address.rpartition(":")
     ours = _our_address()
     loopback = socket.gethostbyname(host).startswith("127.")

@@ -97,7 +97,8 @@ def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:
 
 
 def pinned(threads: int) -> list[int] | str:
-    """The CPU that each OpenMP thread of this process is bound to; `no: REASON` where they are not bound."""
+    """The CPU that each OpenMP thread of this process is bound to, in the order of the threads, as the system
+    reports it; `no: REASON` where they are not bound."""
     import torch
 
     # A parallel region that has enough work for each thread starts the threads and binds them.

@@ -73,7 +73,8 @@ STEERING = re.compile(
 
 
 def surroundings(platform: Platform | None = None) -> JsonObject:
-    """The machine, versions, variables that change kernels, the commit, and whether code differs from it."""
+    """The machine, the versions, the variables that change kernels, the commit of this checkout, and whether
+    any file outside results/ differs from it."""
     platform = platform or detect()
     steering = {name: value for name, value in sorted(os.environ.items()) if steers(name)}
     steering.pop("KERNEL_BENCH_LOCKS", None)  # agents of a cluster get it, but it changes no kernel

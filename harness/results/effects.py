@@ -39,7 +39,8 @@ def _only_in_a(a: Cell, b: Cell) -> list[str]:
 
 
 def changes(a: Cell, b: Cell) -> str:
-    """`what ran in a only -> what ran in b only`; empty if the same ran in both, as far as the cells tell."""
+    """`what ran in a only -> what ran in b only`; empty if the same ran in both, by the names of kernels
+    and of oneDNN's implementations, what a library says that it picked, and hashes of Triton's code."""
     only_in_a, only_in_b = _only_in_a(a, b), _only_in_a(b, a)
     if not (only_in_a or only_in_b):
         return ""

@@ -93,7 +93,8 @@ class Cell(Record):
 
 class Verdict(Record):
     """A comparison of the cells named a and b, as `harness.statistics.compare` gives it from their samples at
-    this confidence, noise and margin. ratio = time(b) / time(a): > 1 means that a is faster."""
+    this confidence, noise and margin. ratio = time(b) / time(a): > 1 means that a is faster, and the verdict
+    is about a."""
 
     kind: Literal["verdict"] = "verdict"
     case: str
@@ -138,7 +139,9 @@ class CaseDone(Record):
     eliminations: int = 0  # rounds in which a race eliminated configurations; they are not among `rounds`
     stopped: str  # why measuring ended, in the words of `harness.timing.rounds.Rounds`
     disturbed: list[DisturbedRound] = []  # rounds during which something else used the machine, or slowed it
-    conditions: list[dict[str, Any]] = []  # by group, what the monitor read in its rounds, or why it did not
+    conditions: list[dict[str, Any]] = []
+    """For each group of entries that memory holds at once: what the monitor read in its rounds (clocks,
+    power, other processes' share of the CPU and so on), or why it did not."""
     phases: dict[str, float] = {}  # the parts of `setup_s`, in seconds
     search: ConfigSearch | None = None  # how the configurations of a race were found
 
@@ -180,7 +183,8 @@ class DeviceUsed(Record):
 
 
 class Calibration(Record):
-    """The time of a device for a case that all devices of its type measure, to compare them. As in Cell."""
+    """The time of a device for a case that all devices of its type measure with the same implementation, to
+    compare them. Times are as in Cell."""
 
     kind: Literal["calibration"] = "calibration"
     device: str

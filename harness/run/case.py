@@ -283,7 +283,8 @@ class GroupSampler:
                 if answer["host_seconds"] is not None:
                     entry.host_s.append(answer["host_seconds"])
                 return float(answer["seconds"])
-        # The worker may have a new process. Its other entries are prepared now, and not before their samples.
+        # The worker may have a new process. Its other entries are prepared in it now, because their own
+        # samples would otherwise wait for that.
         for other in self._living(worker):
             attempt([other], worker.prepare, other)
         worker.pause()
@@ -291,7 +292,8 @@ class GroupSampler:
 
 
 def opening_s(calls_s: Sequence[float]) -> float:
-    """The seconds of a round in each opening block, and a fifth more, as calls vary. calls_s: by entry"""
+    """The seconds of a round in each opening block, and a fifth more, as calls vary. calls_s: the seconds of
+    a call of each entry"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
     untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)  # the untimed call before each sample
     return 1.2 * Policy().opening * (sampling_s + untimed_s)

@@ -82,7 +82,8 @@ def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
 def meters(
     platform: Platform, threads: int, count: int, variables: Mapping[str, str] | None = None
 ) -> Iterator[list[WorkerProcess]]:
-    """Workers that are ready to measure this device. They end with the context. Raises WorkerFailure."""
+    """`count` workers that are ready to measure this device (see child/meter.py), in these environment
+    variables. They end with the context. Raises WorkerFailure."""
     environment = thread_environment(platform, threads) | dict(variables or {})
     level = last_level(platform, stored(platform, threads))
     workers: list[WorkerProcess] = []

@@ -383,7 +383,8 @@ class CaseChecks:
             self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
 
     def _profile(self, worker: Worker, entry: Entry) -> None:
-        """Notes of an entry what ran in a call. Where the profiler fails, the entry keeps its time."""
+        """Notes of an entry what ran in a call. Where the profiler fails, the entry keeps its time:
+        `_check_again` shows whether the call itself works."""
         try:
             profile = worker.ask(entry, "profile")
             entry.kernels = profile["kernels"]

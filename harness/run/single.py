@@ -95,7 +95,8 @@ class SingleEntry:
         self.checks.after(self.rotation, profiled)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
-        """What is known of the entry besides its times; with its rates, if `seconds` per call are given."""
+        """What is known of the entry besides its times: sizes, check and what ran; and its rates, if the
+        `seconds` per call are given."""
         op = kernels.OPS[self.case.op]
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
         platform = self.worker.platform

@@ -39,7 +39,8 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
     It is the wider of two intervals. One is Student's over the groups, with the error of Hartung and Knapp
     from the distances between groups (2001, Statistics in Medicine 20:3875). The other is the normal one
     from the error that the variances explain: without it, groups that agree by chance would end a measurement
-    (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15:99). Groups of one value: one sample.
+    (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15:99). Groups of a single value each are
+    treated as one sample.
     """
     grouped: dict[int, list[float]] = {}
     for group, value in values:

@@ -114,7 +114,8 @@ def stopping_reason(
     margin: float = MARGIN,
 ) -> str:
     """Why no more rounds are needed; empty if they are. `tight`: each interval has at most this half width.
-    `clear`: the verdict of each wider interval is not `unclear`, or there is nothing to compare.
+    `clear`: the verdict of each wider interval is not `unclear`, or there is nothing to compare. Arguments as
+    for `joint_verdicts`.
 
     Repeated looks must not raise the share of errors. So a verdict before the end counts only if it is
     reached at a far higher confidence; then the final verdicts keep theirs (Haybittle 1971, British Journal

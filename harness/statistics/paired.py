@@ -87,7 +87,8 @@ def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) ->
 def noise_of(same_thing_twice: Comparison) -> float:
     """The noise that an A/A pair shows: the distance of its interval from 1, which is 0 where the interval
     contains 1. Where an end of the interval is farther from 1 than MAX_NOISE, the noise is the distance of
-    the farther end: only larger differences have a verdict. Without an interval the noise is infinite."""
+    the farther end: only larger differences have a verdict. Without an interval the noise is infinite, which
+    makes all verdicts `unclear`."""
     low, high = same_thing_twice.low, same_thing_twice.high
     if low <= 0:
         return math.inf

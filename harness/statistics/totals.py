@@ -29,7 +29,8 @@ def total_ratio(
     small errors change log R by the sum over i of q_i d(log b_i) - p_i d(log a_i). The half width h_i of the
     term of case i is that of `interval` over q_i log b - p_i log a of the rounds. Cases are independent, so
     the half width of log R is sqrt(sum(h_i^2)). Each h_i has Student's factor for the blocks of its own case,
-    so the sum is rather too wide than too narrow (Cochran 1964, Biometrics 20:191).
+    so the sum is rather too wide than too narrow (Cochran 1964, Biometrics 20:191). For one case R is the
+    ratio of `compare`.
     """
     times_a = []  # w_i a_i
     times_b = []  # w_i b_i

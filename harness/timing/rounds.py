@@ -36,7 +36,7 @@ class Policy:
 
     blocks: int = 14
     """The most blocks; everything is prepared anew before each. Tight or clear results end measuring after
-    MIN_BLOCKS blocks at the soonest. If `blocks` is no more than that, all are made."""
+    MIN_BLOCKS blocks at the soonest, and never if `blocks` is no more than that."""
     first_rounds: int = 5  # rounds in each of the opening blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005  # an interval as narrow as this is tight; 0: blocks or budget end measuring

@@ -163,7 +163,7 @@ class WorkerProcess:
 
 
 def start_judge(platform: Platform, threads: int, deadline: float, log: Path) -> WorkerProcess:
-    """A process of child/judge.py, with its device ready before the deadline. Raises WorkerFailure."""
+    """A process of child/judge.py whose device is ready within `deadline` seconds. Raises WorkerFailure."""
     # It is not timed, and it computes while other workers prepare: its threads are not bound and do not spin.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     judge = WorkerProcess(JUDGE, environment if platform.kind == "cpu" else {}, log)

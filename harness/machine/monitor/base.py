@@ -135,7 +135,8 @@ class Blind(Monitor):
 
 
 MAX_SLOWED = 0.01
-"""A slowdown disturbs a round if it takes more than this share of it. Drivers' counters advance in steps."""
+"""A slowdown disturbs a round if it takes more than this share of it. Drivers' counters advance in steps, and
+a smaller share hardly changes a time."""
 READ_EVERY_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
 BUSY = 5  # a utilisation above so many per cent before a run is another's work; housekeeping takes less
 
@@ -160,7 +161,7 @@ class GpuMonitor(Monitor):
     library_name: str
     error_name: str  # of the library's exception
     disturbing: frozenset[str]  # reasons for a slowdown that do not come from the kernel's own work
-    power: str  # the name of the reason `power limit`, which is normal in a heavy product
+    power: str  # the reason that comes from it: a heavy product normally runs at the power limit
 
     def __init__(
         self, platform: Platform, worker_pids: WorkerPids, library: ModuleType, handle: object

@@ -73,8 +73,9 @@ def empty_cache(kind: str) -> None:
 
 
 def other_device(gpu: Any, planned: Identity) -> str:
-    """How torch's device differs from the one that the parent locked, watches and plans memory for; or empty.
-    By default CUDA numbers the fastest device first, and a slice (MIG, CPX) is easily taken for the whole.
+    """How torch's device differs from the one that the parent locked, watches and plans memory for; empty
+    where the known properties agree. By default CUDA numbers the fastest device first, and a slice (MIG, CPX)
+    is easily taken for the whole.
 
     gpu: torch's device properties; older releases have fewer
     """

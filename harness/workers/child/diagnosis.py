@@ -256,7 +256,8 @@ def _factor(wrong: Wrong) -> Cause | None:
 
 
 def _mistake(wrong: Wrong) -> Cause | None:
-    """The known mistakes whose answers equal the wrong rows of one index of dimension 0, nearest first."""
+    """The known mistakes whose answers equal the wrong rows, except for rounding; the nearest first. Only the
+    wrong rows of one index of dimension 0 are looked at."""
     if wrong.layout.answers is None or _within(wrong.got - wrong.right, wrong.sigma, wrong.tolerance):
         return None
     first_indices = wrong.rows // wrong.inner_rows

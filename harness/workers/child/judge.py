@@ -75,7 +75,8 @@ class Judge(OnDevice):
         torch.backends.cudnn.allow_tf32 = False
         ready = super().hello(kind, device, *arguments, **options)
         if kind != "cpu":
-            # The first product allocates a workspace that stays. It must not lie among a case's tensors.
+            # The first product allocates a workspace that stays. If it lay among a case's tensors, their
+            # memory could not be given back.
             matrix = torch.zeros(16, 16, device=device)
             matrix @ matrix
         return ready

@@ -69,7 +69,8 @@ class Meter(OnDevice):
     failure = "there is no memory for any product"  # why a candidate could not run; of several, the last
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads. memory: free bytes; last_level: of its cache; 0: unknown"""
+        """Returns how many bytes `measure` reads. memory: free bytes; last_level: bytes of the last-level
+        cache; both 0 if unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
         self.usable_bytes = MEMORY_SHARE * memory if memory else math.inf
@@ -212,7 +213,8 @@ class Meter(OnDevice):
         return lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
     def _scaled_mm(self, m: int, n: int, k: int, dtype: str) -> Call:
-        """An FP8 product with a scale per tensor and the fastest accumulation; block scales reach less."""
+        """An FP8 product with one scale per tensor and the library's fastest accumulation. Block scales allow
+        less; a ceiling may be higher than what they reach."""
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
         scale = torch.ones((), device=self.device)
         return lambda: torch._scaled_mm(

@@ -233,7 +233,8 @@ def _file_of(first: str, *others: str) -> Path:
 
 
 def bare(tree: ast.Module) -> str:
-    """The code of a module without comments, docstrings and layout, and without imports from kernels/."""
+    """The code of a module without comments, docstrings and layout, and without imports from kernels/,
+    which only say where other code lies."""
     tree = _WithoutOwnImports().visit(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -244,7 +245,8 @@ def bare(tree: ast.Module) -> str:
 
 
 def _fields(node: object) -> object:
-    """A syntax tree as lists, without empty fields. `ast.dump` writes another text in each Python version."""
+    """A syntax tree as lists, without empty fields. What `ast.unparse` and `ast.dump` write of a tree depends
+    on the version of Python."""
     if isinstance(node, ast.AST):
         filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]

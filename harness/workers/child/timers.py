@@ -1,7 +1,8 @@
 """Timers, inside a worker: each method `sample` times a series of calls of one entry.
 
 CpuTimer times calls on a CPU, EventTimer calls on a GPU (CUDA, and HIP through the same torch API),
-GraphTimer one graph of many calls on a GPU. Those of GPUs ran on H100 and H200; they are untested on AMD.
+GraphTimer one graph of many calls on a GPU. Those of GPUs ran on H100 (results/h100/first-contact) and H200;
+they are untested on AMD.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m harness`: the command line, or one line that says which Python has what it needs.
 
-Python 3.6 and later can parse this file and __init__.py, so that they can say so.
+Python 3.6 and later can parse this file and __init__.py, so that a Python older than 3.10 prints that line.
 """
 
 import os

@@ -46,7 +46,8 @@ def one_line(error: BaseException) -> str:
 
 def mistake(error: Exception) -> str:
     """One line about an invalid input. Of an error of pydantic it has the place and text of one mistake, if
-    possible a misspelt key, and the number of others: `load.pairs: Input should be ... (and 1 more)`."""
+    possible a misspelt key, and the number of others: `load.pairs: Input should be ... (and 1 more)`.
+    Of any other error it is `one_line`."""
     from pydantic import ValidationError
 
     from shapes.names import near

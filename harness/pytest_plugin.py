@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernel_benchmark", "kernels: which op, implementations, cases, and where")
     group.addoption("--kernel-op", metavar="OP,...", help="Skip the benchmarks of other ops.")
     group.addoption("--kernel-impl", metavar="PATTERN,...", help="Skip rows that do not match.")
-    group.addoption("--kernel-suite", metavar="NAME", default="smoke", help="Cases for test_kernels.py.")
+    group.addoption("--kernel-suite", metavar="NAME", default="smoke", help="Cases of the suite's own rows.")
     group.addoption("--kernel-case", metavar='"NAME=V ..."', action="append", help="Instead of a suite.")
     group.addoption("--kernel-device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the first GPU).")
     group.addoption("--kernel-cache", choices=["serving", "cold", "warm"], default="serving")

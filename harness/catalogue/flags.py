@@ -62,7 +62,7 @@ class Flag:
         return word if value not in self.values and word in self.values else value
 
     def why_unknown(self, value: str | None) -> str:
-        """Says that the flag is not known to take a value; empty if it is. That is worth a warning only: as
+        """Says that the flag is not known to take a value; empty if it is. That is worth a warning only:
         versions of a library differ, and a library may ignore a value that it does not know."""
         known = self.canonical(value)
         if known in self.values or self.takes or known == self.default:

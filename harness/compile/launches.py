@@ -126,9 +126,9 @@ def launches_of(
 def _call(
     op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> Mapping[str, torch.Tensor]:
-    """Calls an implementation. If the operands are of a wider boundary, it is prepared and called on the
-    narrowed ones first: the op's step, called then, writes to the tensors that this call reads. Returns the
-    live tensors of the operands, by name. Raises Unsupported."""
+    """Calls an implementation. Where the operands are of a wider boundary, it is called on the narrowed
+    ones; then the op's step is called, which writes to the tensors that the implementation reads. Returns the
+    tensors that are read on these operands, by name. Raises Unsupported."""
     if operands.boundary in implementation.boundaries:
         prepared = implementation.prepare_for(on.target, operands, op.empty_output(sizes, "meta"))
         prepared.call()

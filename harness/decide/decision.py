@@ -32,7 +32,8 @@ from shapes.case import text_of
 from shapes.lengths import parse_span
 
 MARGIN = 0.01
-"""The share of a step's time that a launch must save: `serving ab` sees 1 % of TPOT with 12 pairs."""
+"""The share of a step's time that a launch must save: `serving ab` needs 12 pairs of launches to see 1 % of
+TPOT (docs/serving-ab.md)."""
 LEAST = 0.25  # the part of the margin that a choice must save to be a part of a launch
 NO_ROW = "no row does what"  # how the reason begins where the suite has no implementation to measure
 

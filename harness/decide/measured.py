@@ -16,7 +16,8 @@ from shapes.case import Size, text_of
 
 BOUNDARIES = ("with_quant", "core", "with_routing")
 """The most telling first: engines quantise in each step, and routing is no part of the chosen row."""
-LAUNCH_MODES = ("graph", "eager")  # the first in which the default has a time counts
+LAUNCH_MODES = ("graph", "eager")
+"""The first in which the default has a time counts: engines decode in graphs."""
 SERVING = "serving"  # the cache mode of times that are compared where any run has it
 CaseKey = tuple[str, str]  # the op and the sizes as text, without the boundary
 

@@ -78,7 +78,8 @@ FEWEST_KERNELS = 3  # the fewest kernels that can show another clock by becoming
 HEAVY = 0.005  # kernels with less than this part of the time scatter too much to show a clock
 CLOCK_LAUNCHES = 1.5  # the factor of a clock differs from 1 by more than so many times LAUNCH_SCATTER
 CLOCK_SCATTER = 1 / 3  # the standard deviation of the factors of kernels, as a part of (factor - 1)
-CLOCK_ALIKE = 0.5  # a kernel is slower by the clock if its factor is within this part of (median - 1) of it
+CLOCK_ALIKE = 0.5
+"""A kernel is slower by the clock if its factor is off the median by less than this part of (median - 1)."""
 CLOCK_MOST = 0.7  # it is a clock if kernels with more than this part of the time are slower by it
 OF_MEDIAN = 1.48  # the standard deviation of a normal distribution over its median absolute deviation
 

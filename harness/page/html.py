@@ -52,8 +52,9 @@ def bundle() -> str:
 
 
 def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str] = ()) -> list[Path]:
-    """Writes the charts whose anchors match one of the patterns, or without patterns all, black on white, and
-    returns the files. Raises UsageError where the folder cannot be written, or no chart matches."""
+    """Writes the charts whose anchors match one of the patterns (as in the shell), or without patterns all,
+    black on white, each to a file named by its anchor; returns the files. Raises UsageError where the folder
+    cannot be written, or no chart matches."""
     charts = [chart for chart in page.charts() if chart.picture]
     asked = [c for c in charts if any(fnmatchcase(c.anchor, pattern) for pattern in patterns or ["*"])]
     if not asked:

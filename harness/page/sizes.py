@@ -221,7 +221,8 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
 
 
 def _axis_size(cases: Sequence[MeasuredCase]) -> str:
-    """The size of the x axis: one of the load, else that with most values; empty if none has two values."""
+    """The size of the x axis: one that grows with the load, else that with most values; empty if none has two
+    values."""
     different = dict.fromkeys(size for case in cases for size in case.planned.sizes.items())
     counts = Counter(name for name, _ in different)
     several = [name for name, count in counts.items() if count > 1]

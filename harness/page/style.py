@@ -160,7 +160,7 @@ def noise_band(noise: float) -> alt.Chart:
 
 
 def grid(values: Values, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]) -> alt.TopLevelMixin:
-    """A rectangle as wide as a ratio for each value, coloured by its `verdict`, with its `text` in it."""
+    """A rectangle for each value, wide enough for its `text`, a ratio; its colour says the `verdict`."""
     opacity = 0.45
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     colour = colour_by("verdict", COLOURS["verdicts"], opacity)

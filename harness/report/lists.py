@@ -84,7 +84,8 @@ def listing(
 
 def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
     """The implementations of the op whose case the text is, and whether they take it in any boundary. For one
-    that does not, the reason is that of the widest boundary. Raises UsageError as `_one_case`."""
+    that does not, the reason is that of the widest boundary, as in `run`. Raises UsageError, see `_one_case`.
+    """
     cases = _one_case(ops, text, platform.arch)
     op = cases[0].op
     rows = []

@@ -118,7 +118,7 @@ class CaseResult:
 
     def comparison(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
         """a against b: the recorded verdict, or else a comparison of the rounds that both have; None if there
-        are none. Intervals are so wide that one comparison for each row holds at CONFIDENCE together."""
+        are none. As many comparisons as there are rows hold at CONFIDENCE together."""
         for verdict in self.verdicts:
             if (verdict.a, verdict.b) == (a.name, b.name) and verdict.about != "A/A":
                 return verdict

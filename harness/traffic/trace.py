@@ -106,7 +106,8 @@ READERS = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _a
 
 
 def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[int, int], ...]:
-    """(new, prefix) of each prompt, from the sums of new tokens, prefixes and squares of new tokens."""
+    """(new, prefix) of each prompt, from the sums of new tokens, of prefixes and of squares of new tokens (0:
+    not said)."""
     span = ""
     if squares and prompts:
         mean = new / prompts

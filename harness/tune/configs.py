@@ -119,7 +119,8 @@ def _fitting(
 
 def near_entries(table: EngineTable, m: int) -> list[EngineConfig]:
     """The configurations that the engine takes at other M, each once, that of the nearest M first, without
-    the one that it takes at this M. Entries with other fields than EngineConfig are left out."""
+    the one that it takes at this M. Some have tiles that only older tuners tried. Entries with other fields
+    than EngineConfig are left out."""
     by_m = next(iter(table.files.values()))  # the files of a table have the same entries
     near: dict[EngineConfig, None] = {}
     for other_m in sorted(by_m, key=lambda other_m: abs(other_m - m)):

@@ -32,7 +32,8 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     """What is stored for a finished case; None where there is no verdict whose noise is known.
 
     It is the challenger if the verdict calls it faster than the baseline, else the baseline. `config` is the
-    choice, `against` the other of the two, and `ratio` the time of `against` over that of `config`.
+    choice, and `against` the other of the two. `verdict`, `ratio`, `low` and `high` are of `config` against
+    it: a ratio is the time of `against` over that of `config`.
     """
     cells = {r.name: r for r in records if isinstance(r, Cell)}
     done = next(r for r in records if isinstance(r, CaseDone))

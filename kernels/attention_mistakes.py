@@ -93,7 +93,8 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
             next_highest = highest.maximum(scores_of_next.amax(-1, keepdim=True))
             next_rescale = how.exp2(base - finite(next_highest))
             rounded_again = how.round_weights(rounded * next_rescale)
-            # Only the second rounding stays. The next step scales the result, so the scale is taken out here.
+            # The scale is taken out here, because the next step applies it to the result: only what was
+            # rounded again stays changed. The clamp avoids a division by 0.
             rounded = torch.where(next_rescale > 0, rounded_again / next_rescale.clamp(min=1e-30), 0.0)
         if how.rescales_total:
             total = total * rescale

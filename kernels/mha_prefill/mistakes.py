@@ -205,5 +205,5 @@ def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
         chosen = row_numbers[is_own] - sequence.queries.start
         if len(chosen):
             attended.append(read(o, sequence, chosen=chosen))
-    # OWN_FP8_MISTAKES has the wrong descales.
+    # Wrong descales, which are in OWN_FP8_MISTAKES, are for calls that make FP8 operands bf16, too.
     return ATTENTION.answers(attended, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

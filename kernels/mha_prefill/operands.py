@@ -99,7 +99,8 @@ class MhaPrefillOperands(Operands):
     sequences: list[Sequence]  # the same, on the host
     sizes: MhaPrefillSizes
     scale: float = SCALE
-    # fp32 [1], by which a stored value is to be multiplied; None for bf16. They are calibrated once.
+    # fp32 [1], by which a stored value is to be multiplied; None for bf16. Stationary: calibrated once, as
+    # engines hold the scales of an FP8 cache.
     q_descale: torch.Tensor = ABSENT
     k_descale: torch.Tensor = ABSENT
     v_descale: torch.Tensor = ABSENT

@@ -120,7 +120,8 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too."""
+        """q, k, v and the output are moved once. An FP8 kernel may round the softmax weights to FP8 too, so
+        that the peak rate of FP8 products bounds it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)

@@ -71,8 +71,9 @@ def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
 
 
 def one_token_sequences(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """The page table and lengths, int32, for a kernel that takes one query token of each sequence: each query
-    token is made a sequence, which ends at the token's own key. They are in the order of `packed`."""
+    """The page table [batch * q, max_pages + 1] and lengths [batch * q], int32, for a kernel that takes one
+    query token of each sequence: each query token is made a sequence, which ends at the token's own key. They
+    are in the order of `packed`."""
     queries = operands.q.shape[1]
     if queries == 1:
         return operands.page_table, operands.lengths

@@ -284,8 +284,8 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
 
 
 def _page_table(operands: MlaDecodeOperands, generator: random.Random) -> torch.Tensor:
-    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1], and
-    one of the others, which pads the table."""
+    """The pages of the cache, dealt to the sequences at random, int64 [batch, max_pages + 1]. The first page
+    of the shuffled ones is not dealt: it pads the table."""
     pages = list(range(len(operands.kv)))
     generator.shuffle(pages)
     padding, dealt = pages[0], 1

@@ -25,8 +25,9 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     sigma_fp8 is the sigma of a call that rounds q and the softmax weights to FP8. The root mean square error
     of a weight is 2^-4 / sqrt(3) of the weight. An error d of q (formats.rounding_deviation) changes score j
     of the head by d . kv_j, and so the output, to first order, by d . sum_j p_j kv_j (v_j - out). That holds
-    for scores as small as those of `generate`. d is doubled: where two tokens share all the weight, the
-    errors of a row are multiples of one number, at 5 standard deviations in one of millions of rows."""
+    for scores whose standard deviation is up to 8, as those of `generate`, not for 60. d is doubled: where
+    two tokens share all the weight, the errors of a row are multiples of one normally distributed number,
+    which reaches 5 standard deviations in millions of rows."""
     o = operands
     sampled = _sampled_sequences(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if sampled is None else sampled

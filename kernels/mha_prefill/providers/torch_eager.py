@@ -33,6 +33,7 @@ def naive_bytes(sizes: MhaPrefillSizes) -> int:
 
 @implementation("torch.naive", requires="torch", rebinds=True, scratch=naive_bytes)
 def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+    """Product, mask, softmax and product, all in fp32."""
     import torch
 
     def call() -> None:
@@ -45,9 +46,9 @@ def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
                 rows = slice(begin, min(begin + ROWS, sequence.queries.stop))
                 own_key = sequence.prefix + first + torch.arange(rows.stop - begin, device=k.device)[:, None]
                 q = o.q[rows].float().transpose(0, 1)
-                scores = q @ k.transpose(1, 2) * o.score_scale
-                weights = scores.masked_fill(key > own_key, float("-inf")).softmax(-1)
-                out[rows] = (weights @ v).transpose(0, 1)
+                # Only one tensor of scores lives on into the next step: `naive_bytes` plans three in all.
+                scores = (q @ k.transpose(1, 2) * o.score_scale).masked_fill(key > own_key, float("-inf"))
+                out[rows] = (scores.softmax(-1) @ v).transpose(0, 1)
 
     return call
 
@@ -224,7 +225,8 @@ MOST_SHAPES = 256  # that one process may compile. Beyond its own limit, 8, torc
     available=lambda platform: platform.compiler(),
     per_size=True,
     fits=takes("bf16"),
-    # First and own keys of rows, and the mask's four tables, two of them for the backward pass; all int64.
+    # First and own keys of rows, int64; the mask's four tables, two of them for the backward pass, which are
+    # counted in int64, because argsort makes them so before they are cast.
     workspace=lambda sizes: (
         sizes.queries * 16 + (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1) * 4 * 8
     ),

@@ -93,8 +93,9 @@ class Asm(Aiter):
     @staticmethod
     def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
         """The most query tokens, here of the persistent kernels (hsa/*/mla/mla_asm.csv); `aiter.asm` has its
-        own. gfx950's take any number. On gfx942 those of 16 heads take up to 4, and the one of 128 heads with
-        FP8 any number; AITER folds other heads, so that each group of 16 becomes a sequence."""
+        own. On gfx950, with kernels of any number of heads in bf16 and of powers of two in FP8, AITER takes
+        any number. On gfx942 kernels of 16 heads take up to 4, and the one of 128 heads with FP8 any number;
+        AITER folds other heads, so that each group of 16 becomes a sequence."""
         has_many = arch == "gfx950" or (sizes.kv == "fp8" and repeated_heads(sizes.heads) == 128)
         return MOST_QUERIES if has_many else 4
 

@@ -106,7 +106,8 @@ class Function(Symbol):
         self.positions = positions
 
     def needing(self, more: str, when: str) -> Function:
-        """The same function for cases, as in `when`, that need more arguments. These may be wishes of it."""
+        """The same function for those cases that need more arguments, which may be wishes of the other cases.
+        more, when: as `needs` and `when`"""
         needs = [*self.needs, *more.split()]
         wishes = [name for name in self.wishes if name not in needs]
         return Function(
@@ -244,7 +245,8 @@ _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module. Raises Unsupported where that fails: a GPU library may need its device or driver."""
+    """Imports a module. Raises Unsupported where that fails: a GPU library may need its device, driver or
+    compiler for it."""
     try:
         return importlib.import_module(module)
     except Exception as error:

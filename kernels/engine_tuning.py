@@ -68,8 +68,8 @@ class EngineTable:
     origin: str
     """Where `entry` comes from, as `origin_of` says it."""
     files: Mapping[str, Mapping[int, EngineEntry]]
-    """By the names of the files that the engine looks for, the main one first: by M, the configurations that
-    it uses now. The M are those of LADDER and of the table."""
+    """The files that the engine looks for, the main one first, by their names below its folder: by M, the
+    configurations that it uses now. The M are those of LADDER and of the table."""
 
 
 def _without_split(entry: EngineEntry) -> EngineEntry:
@@ -138,7 +138,8 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced."""
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. `tune`
+    writes what wins a race as tables of the engine."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None

@@ -67,7 +67,8 @@ def native(arch: str) -> str:
 
 def native_scales(arch: str) -> str:
     """The kind of block scales that kernels of an architecture take: powers of two on Blackwell, else fp32
-    (csrc/utils/layout.hpp of DeepGEMM 2.6.1; for sm_120 utils/deep_gemm.py of vLLM 0.33)."""
+    (DeepGEMM 2.6.1, csrc/utils/layout.hpp; for sm_120 DeepGemmQuantScaleFMT in vLLM 0.33's
+    utils/deep_gemm.py)."""
     return "ue8m0" if arch in ("sm_100", "sm_103", "sm_120") else "fp32"
 
 
@@ -83,7 +84,8 @@ def quantise_activations(
     """
     scale = block_scale(_amax(x), fmt, scales)
     copy = x.to(torch.float32, copy=True)
-    # No quotient needs clamping: it exceeds max by at most two roundings of fp32, and then it rounds to max.
+    # No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
+    # than half a step above max rounds to max.
     quotient = _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
     return quotient.to(fmt.dtype), scale
 

@@ -12,7 +12,8 @@ def widen(x, PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr):
     PRODUCT:   the dtype of the result; not x's own if FNUZ_BITS
     FNUZ_BITS: set in Triton's interpreter, which takes no e4m3fnuz tensor, only its view(torch.uint8)
 
-    GPUs convert by instructions. The interpreter reads all values of e4m3fn exactly but NaN, as +-480.
+    GPUs convert by instructions. The interpreter reads all values of e4m3fn exactly except NaN, which it
+    reads as +-480.
     """
     if FNUZ_BITS:
         magnitude = (x & 0x7F).to(tl.int32)

@@ -213,7 +213,7 @@ def run(*command: str) -> str:
 
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""The variables of gpus.VARIABLES, for all kinds of platforms."""
+"""Variables that select GPUs: those of gpus.VARIABLES, for all kinds of platforms."""
 ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 """Values of VISIBLE with which users, Ray and Slurm hide all GPUs."""
 

@@ -75,8 +75,9 @@ class _DecodePiece(NamedTuple):
 
 
 def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE_BINS) -> list[DecodeBin]:
-    """The bins of the steps that decode. A bin has the weight of its steps, and as many cached tokens in all
-    as they have, up to rounding. Its span has the mean variance of the lengths within their batches."""
+    """The bins of the steps that decode. A bin has the weight of its steps, and as many cached tokens as they
+    have, to within half a token for each request. Its span has the mean variance of the lengths within their
+    batches."""
     pieces: Counter[_DecodePiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.lengths:
@@ -134,8 +135,8 @@ class _PrefillPiece(NamedTuple):
 
 
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST_BINS) -> list[PrefillBin]:
-    """The bins of the steps that prefill. A bin has the weight of its steps. It has as many new tokens, and
-    pairs of a new and a cached token, as they have, up to rounding."""
+    """The bins of the steps that prefill. A bin has the weight of its steps. It has as many new tokens as
+    they have, to within half a token for each chunk, and as many pairs of a new and a cached token."""
     pieces: Counter[_PrefillPiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.chunks:
@@ -167,7 +168,7 @@ class _TokenPiece(NamedTuple):
 
 def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
     """Returns the bins of the steps that only decode, then those of the other steps. A bin has the weight of
-    its steps, and as many tokens as they have, up to rounding."""
+    its steps, and as many tokens as they have, to within half a token for each step."""
     decoding: Counter[_TokenPiece] = Counter()  # counted in steps
     prefilling: Counter[_TokenPiece] = Counter()
     for phase in phases:

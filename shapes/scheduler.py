@@ -40,7 +40,8 @@ class Workload:
     max_running: int | None = None
     """The most requests in the engine at a time (vLLM's --max-num-seqs); None: no limit."""
     range_ratio: float = 1.0
-    """Lengths are uniform between range_ratio * length and length (bench_serving's --random-range-ratio)."""
+    """Lengths are uniform between range_ratio * length and length (--random-range-ratio of SGLang's
+    bench_serving); 1 makes all equal."""
     arrival_steps: float = 0.0  # the least number of steps between the sending of two requests
     whole_prompts: bool = False
     """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked

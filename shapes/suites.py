@@ -122,7 +122,8 @@ def _deployed(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
 def suite(name: str) -> Suite:
     """A suite by its name, or the cases of a file NAME.json (see cases_file). A name may also be composed as
     MODEL-tpN-dpN-epN-mtpDRAFTS of at least one degree, or as SUITE-mtpDRAFTS of a suite of DEPLOYED:
-    `kimi-k2-tp4-mtp2`, `r1-tp4-mtp2`. MODEL is a name of shapes.models or a path. Raises ValueError."""
+    `kimi-k2-tp4-mtp2`, `r1-tp4-mtp2`. MODEL is a name of shapes.models or a path. Raises ValueError,
+    which lists the suites, for an unknown name."""
     if name.endswith(".json"):
         return Suite(name, f"cases in {name}", of_file=tuple(cases_file(name).cases))
     if name in suites():

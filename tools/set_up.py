@@ -260,7 +260,8 @@ def read_pins() -> list[str]:
 
 
 def carried_names(folder: Path, env: Environment) -> frozenset[str]:
-    """The names of the packages in a folder of wheels. Raises SetUpError if it does not suit the node."""
+    """The names of the packages in a folder of wheels. Raises SetUpError if they are not those that `make
+    wheels` fetched, or do not suit this Python."""
     try:
         made = json.loads((folder / WHEELS).read_text())
     except (OSError, ValueError):

@@ -90,8 +90,9 @@ class BlockScaleGemm(Op):
         144 (k = 18432). Sums in bf16 over 2048 products have an error of 6 times the limit.
 
         Where activations may be rounded to FP8, sigma is about 10 times as large. Wrong scales of a tile then
-        give 6 times the limit. Those of one block of 56 stay below it, so that only `core` finds them. Whole
-        outputs err by 0.55 to 0.73 sigma in right calls, and by 1.12 to 1.58 in calls that round to e5m2.
+        give 6 times the limit. Those of one block of 56 stay below it, so that only `core` finds them. The
+        root mean square over whole outputs is 0.55 to 0.73 sigma in right calls, and 1.12 to 1.58 in calls
+        that round to e5m2 (mistakes.py).
         """
         columns = BLOCK
         if sizes.n < BLOCK or 0 < sizes.n % BLOCK < 32:

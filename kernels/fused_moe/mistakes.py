@@ -374,7 +374,8 @@ def answers(operands: Operands, rows: list[int], columns: slice) -> Answers:
         ids, weights = wrong(operands, right_ids, right_weights)
         return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
 
-    # Here all experts make the mistake. Plans that change the output of one expert are left out.
+    # Here all experts make the mistake. Plans that change the whole output of an expert are left out, because
+    # made by all experts that is another mistake.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
         **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},

@@ -69,7 +69,8 @@ def router(
 
 
 def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torch.Tensor, torch.Tensor]:
-    """The picks int64 [tokens, topk + shared], and their weights in the dtype of the arguments."""
+    """The picks int64 [tokens, topk + shared], and their weights in the dtype of the arguments. logits:
+    [tokens, experts]; bias: [experts]"""
     import torch
 
     scores = logits.sigmoid()

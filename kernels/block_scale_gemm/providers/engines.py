@@ -3,9 +3,10 @@ have, and SGLang's product for few tokens. CUTLASS's and the last are untested o
 
 CUTLASS: cutlass_scaled_mm of vLLM 0.33 (_custom_ops.py; csrc/libtorch_stable/quantization/w8a8/cutlass:
 scaled_mm_entry.cu, c3x/scaled_mm_blockwise_sm{90,100,120}_fp8_dispatch.cuh) and its caller
-model_executor/kernels/linear/scaled_mm/cutlass.py; kernels/ops/gemm/fp8_blockwise_gemm.py of SGLang 0.5.23
-and its caller srt/layers/quantization/fp8_utils.py. Neither kernel looks at the strides of scales: both read
-those of a column by column, and those of b with the blocks of K next to each other.
+model_executor/kernels/linear/scaled_mm/cutlass.py; kernels/ops/gemm/fp8_blockwise_gemm.py and
+kernels/jit/csrc/gemm/fp8_blockwise/ of SGLang 0.5.18 and 0.5.23, and the caller srt/layers/quantization/
+fp8_utils.py. Neither kernel looks at the strides of scales: both read those of a column by column, and those
+of b with the blocks of K next to each other.
 
 Triton: the engines' product where nothing faster takes the sizes or the device. Read in vLLM 0.32 and 0.33:
 model_executor/layers/quantization/utils/fp8_utils.py, triton_utils/importing.py; and in SGLang 0.5.10, 0.5.18
@@ -44,6 +45,10 @@ from kernels.vendor import BLACKWELL, Sglang, Vllm
 # CUTLASS
 
 SM90_ROWS = 4  # on sm_90, M must be a multiple of this
+STREAM_K = 2 * 188 * 4 * 128 * 128
+"""Bytes for the parts of sums of CUTLASS's StreamK: fp32 tiles of 128 x 128, for two waves on 188 SMs (an RTX
+PRO 6000). SGLang takes StreamK where the last wave of tiles would leave most SMs idle, above 64 rows in
+0.5.18 and above 256 in 0.5.23."""
 CUTLASS_OF_VLLM = Function("vllm._custom_ops.cutlass_scaled_mm", needs="a b scale_a scale_b out_dtype")
 CUTLASS_OF_SGLANG = Function(
     "sglang.kernels.ops.gemm.fp8_blockwise_gemm.fp8_blockwise_scaled_mm",
@@ -77,7 +82,8 @@ def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     allocates=True,
     symbols=(CUTLASS_OF_SGLANG,),
     fits=lambda sizes: multiples(sizes, BLOCK),
-    workspace=lambda sizes: 4 * sizes.m * sizes.k_blocks,
+    workspace=lambda sizes: 4 * sizes.m * sizes.k_blocks,  # the scales of a; no row is padded
+    scratch=lambda sizes: STREAM_K if sizes.m > 64 else 0,
 )
 def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     """The kernel is compiled at the first call."""

@@ -83,7 +83,8 @@ class FlashInferMoe(vendor.FlashInfer):
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """For each pair, and for up to 128 rows of padding in each expert: x in FP8, gate and up in bf16, h
-        in bf16 and FP8, the expert's output in bf16, scales in fp32, and MAPS; a copy of w13 in FP8."""
+        in bf16 and FP8, the expert's output in bf16, scales in fp32, and MAPS; a copy of w13 in FP8 while it
+        is reordered."""
         hidden, inter = sizes.hidden, sizes.inter
         rows = sizes.pairs + sizes.local_experts * BLOCK
         of_row = hidden * (1 + 2) + inter * (2 * 2 + 2 + 1) + (hidden + inter) // BLOCK * 4 + MAPS
@@ -134,7 +135,8 @@ def tuned(call: Call, weights: Weights) -> Call:
     stationary=up_first,
 )
 def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """`cutlass_fused_moe`: the call quantises and permutes x, and multiplies it by grouped products."""
+    """`cutlass_fused_moe`: the call quantises and permutes x in bf16, and multiplies it by grouped products
+    with DeepSeek's block scales."""
     layer = CUTLASS.bind(
         input=operands.x, output=out, output_dtype=out.dtype, tune_max_num_tokens=operands.sizes.tokens,
         token_selected_experts=operands.topk_ids, token_final_scales=operands.topk_weights,

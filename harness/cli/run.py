@@ -41,7 +41,7 @@ def run(request: Request) -> None:
 @click.option("--recipe", metavar="NAME",
               help="Set all variables of a published environment: see `list recipes`.")  # fmt: skip
 @click.option("--leave-one-out", is_flag=True, help="Leave each variable out of the recipe in turn, too.")
-@click.option("--force", is_flag=True, help="Also set flags that are unknown, or can have no effect here.")
+@click.option("--force", is_flag=True, help="Also set flags that look misspelt, or can have no effect here.")
 @options.measuring
 def toggle(request: Request, **design: Any) -> None:  # click passes untyped values
     """Measure what environment flags do to each implementation. It also says whether a flag changed which

@@ -50,7 +50,7 @@ def multiples(sizes: BlockScaleGemmSizes, n: int = 1, k: int = BLOCK) -> Support
     )
 
 
-def bound(
+def prepared(
     operands: BlockScaleGemmOperands,
     out: torch.Tensor | None,
     multiply: Call,

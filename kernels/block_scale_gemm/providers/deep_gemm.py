@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import Function, Used, first_of
-from kernels.block_scale_gemm.layouts import bound, column_major, multiples, rounded_up
+from kernels.block_scale_gemm.layouts import column_major, multiples, prepared, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, native_scales
 from kernels.lazy import torch
@@ -101,7 +101,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         # The layout that DeepGEMM's get_mn_major_tma_aligned_tensor would make, so that it copies nothing.
         a_scale = column_major(operands.a_scale, TMA_ROWS)
         multiply = self.bind((operands.a_q, a_scale), self.weights(operands), out)
-        return bound(operands, out, multiply, a_scale=a_scale)
+        return prepared(operands, out, multiply, a_scale=a_scale)
 
     def bind(self, a: object, b: object, out: torch.Tensor) -> Callable[..., Any]:
         """The call that writes the product to `out`. a, b: FP8 values, and scales in the kernel's layout"""

@@ -28,7 +28,7 @@ from typing import Any
 
 from kernels import platform as platforms
 from kernels.binding import BindingError, Function
-from kernels.block_scale_gemm.layouts import bound, multiples, padded, padding_bytes
+from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, prepared
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, marked_tiles
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
@@ -96,7 +96,7 @@ def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
     a_q, a_scale = padded(operands, multiple)
     arguments = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
     multiply = function.bind(**dict(zip(function.needs, arguments, strict=True)))
-    return bound(operands, None, multiply, a_q, a_scale)
+    return prepared(operands, None, multiply, a_q, a_scale)
 
 
 # Few tokens

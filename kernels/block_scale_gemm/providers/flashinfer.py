@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from kernels import vendor
 from kernels.binding import Function
-from kernels.block_scale_gemm.layouts import bound, column_major, multiples, padded, padded_rows, rounded_up
+from kernels.block_scale_gemm.layouts import (
+    column_major,
+    multiples,
+    padded,
+    padded_rows,
+    prepared,
+    rounded_up,
+)
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
@@ -67,7 +74,7 @@ def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared
         return SM90.bind(input=operands.a, input_scale=None, **weights, out=out)
     a_scale = column_major(operands.a_scale, ROWS)  # the kernel assumes this stride
     multiply = SM90.bind(input=operands.a_q, input_scale=a_scale.t(), **weights, out=out)
-    return bound(operands, out, multiply, a_scale=a_scale)
+    return prepared(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(
@@ -93,7 +100,7 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         scale_major_mode="MN", scale_granularity_mnk=(1, BLOCK, BLOCK), out=padded_out, backend="cutlass",
         mma_sm=2 if len(padded_out) >= TWO_SMS_ROWS else 1,
     )  # fmt: skip
-    return bound(operands, padded_out[: operands.sizes.m], multiply, a_q, a_scale)
+    return prepared(operands, padded_out[: operands.sizes.m], multiply, a_q, a_scale)
 
 
 @implementation(
@@ -112,7 +119,7 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     (0.5.23), which adds no rows where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
     multiply = with_b(operands, out, a_scale=a_scale, scale_major_mode=None, backend="trtllm")
-    return bound(operands, out, multiply, a_scale=a_scale)
+    return prepared(operands, out, multiply, a_scale=a_scale)
 
 
 @implementation(

@@ -60,7 +60,7 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
         mat_b=operands.b_q.t(), scale_b=b_scale, scale_recipe_b=recipes.BlockWise128x128,
         output_dtype=torch.bfloat16,
     )  # fmt: skip
-    return layouts.bound(operands, out, multiply, a_q, a_scale)
+    return layouts.prepared(operands, out, multiply, a_q, a_scale)
 
 
 @implementation(

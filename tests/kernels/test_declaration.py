@@ -13,6 +13,7 @@ from kernels.compose import bind
 from kernels.op import Implementation, Prepared, implementation
 from kernels.operands import Operands
 from kernels.platform import named
+from kernels.plugin_process import PluginImplementation
 from kernels.support import Mistaken, Support, need
 
 CPU = named("cpu", "x86-avx512")
@@ -227,10 +228,13 @@ def test_a_plug_in_declares_one(tmp_path, monkeypatch):
             asked.available(CPU),
             asked.supports(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 1}), CPU),
         ]
+        kernels.import_plugins()
+        (imported,) = (i for i in kernels.implementations("mla_decode") if i.name == "mine.zero")
     finally:
         kernels.implementations.cache_clear()
     reason = "mine.py:4 in <lambda>: ZeroDivisionError: division by zero"
     assert supports == [Mistaken(False, reason)] * 2
+    assert isinstance(asked, PluginImplementation) and not isinstance(imported, PluginImplementation)
 
 
 TWICE = PLUGIN + PLUGIN.replace("def zero", "def nought")

@@ -8,7 +8,16 @@ import pytest
 
 from harness.cli.serving.ab_display import planned
 from harness.serving.ab import effect as module
-from harness.serving.ab.effect import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
+from harness.serving.ab.effect import (
+    LOOKS,
+    confidence,
+    effect,
+    looks,
+    more_pairs,
+    pairs_for,
+    power,
+    usual_spread,
+)
 from harness.serving.ab.plan import read_plan
 
 
@@ -100,3 +109,10 @@ def test_more_pairs_would_decide_what_stays_as_it_is():
     n = found.pairs + more
     exact = found.launch_spread * math.sqrt(2 / n) * module.students_t(n - 1, 0.95)
     assert half == pytest.approx(exact) and half / 100 < abs(math.log(found.ratio)) and more > 5
+
+
+def test_launches_scatter_less_than_their_pairs_and_less_where_many_requests_are_in_flight():
+    found = effect(np.ones(2), np.exp([0.01, -0.01]), higher=False, level=0.95, margin=1)
+    assert found.launch_spread == pytest.approx(1.0)  # per cent; that of the pairs is sqrt(2) times as large
+    assert usual_spread("tpot", 32) == usual_spread("tpot", 64) < usual_spread("tpot", 31)
+    assert usual_spread("tpot", None) == usual_spread("tpot", 1)

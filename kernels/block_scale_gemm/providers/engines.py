@@ -46,7 +46,7 @@ from kernels.vendor import BLACKWELL, Sglang, Vllm
 
 SM90_ROWS = 4  # on sm_90, M must be a multiple of this
 STREAM_K = 2 * 188 * 4 * 128 * 128
-"""Bytes for the parts of sums of CUTLASS's StreamK, an estimate: fp32 tiles of 128 x 128, for two waves on 188
+"""Bytes for the parts of sums of CUTLASS's StreamK, an estimate: fp32 tiles of 128 x 128, two waves on 188
 SMs (an RTX PRO 6000). SGLang takes StreamK where the last wave of tiles would leave most SMs idle, above 64
 rows in 0.5.18 and above 256 in 0.5.23."""
 CUTLASS_OF_VLLM = Function("vllm._custom_ops.cutlass_scaled_mm", needs="a b scale_a scale_b out_dtype")
